@@ -1,0 +1,5 @@
+"""The one HTML renderer: a View becomes a self-contained page, no network needed."""
+
+from kansoku.view.html._render import render
+
+__all__ = ["render"]
