@@ -1,0 +1,535 @@
+"""Read a run directory: ``run.json``, drained records, and rings still in place.
+
+Everything is read in whole columns; one core turns more than five million records a second into
+the ``spans`` table. A torn record, a truncated file, a newer format or a missing part becomes a
+sentence in ``missing``, never an exception and never an invented row.
+"""
+
+import json
+import mmap
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from kansoku.errors import InputError
+from kansoku.model import ring
+from kansoku.model.run import ProcessGroup, RankFacts, RunFacts
+from kansoku.model.tables import table_schema
+
+__all__ = ["ProcessState", "RunData", "read_run"]
+
+RECORD = np.dtype(
+    {
+        "names": [name for name, _, _ in ring.RECORD_FIELDS],
+        "formats": [
+            {"Q": "<u8", "q": "<i8", "i": "<i4", "H": "<u2", "I": "<u4", "d": "<f8"}[code]
+            for _, _, code in ring.RECORD_FIELDS
+        ],
+        "offsets": [offset for _, offset, _ in ring.RECORD_FIELDS],
+        "itemsize": ring.RECORD_BYTES,
+    }
+)
+_COUNT_MASK = np.uint64((1 << ring.LANE_SHIFT) - 1)
+_INCARNATION_SHIFT = 48
+_FLAG_NAMES = {
+    ring.FLAG_INCOMPLETE: "incomplete",
+    ring.FLAG_RECOMPUTE: "recompute",
+    ring.FLAG_FAILED: "failed",
+    ring.FLAG_ASYNC: "async",
+    ring.FLAG_NO_TIMES: "no_times",
+    ring.FLAG_EVALUATES: "evaluates",
+}
+_STATES = {ring.OFF: "off", ring.RECORDING: "recording", ring.CLOSED: "closed"}
+
+COUNTERS_SCHEMA = {
+    "rank": pl.Int32(), "kind": pl.String(), "count": pl.Int64(), "bytes": pl.Int64(),
+}  # fmt: skip
+RESOURCES_SCHEMA = {
+    "rank": pl.Int32(),
+    "step": pl.Int32(),
+    "kind": pl.String(),
+    "id": pl.Int64(),
+    "peak_rss_bytes": pl.Int64(),  # high-water mark of the process when the span closed
+    "device_ns": pl.Int64(),
+    "tokens": pl.Float64(),  # of a step
+    "flops": pl.Float64(),  # model FLOPs of a step, this rank's own work
+}
+
+Records = npt.NDArray[np.void]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessState:
+    """What the header of one process's ring says: the last word of a dead or hanging process."""
+
+    rank: int
+    node: str
+    pid: int
+    process_start: int
+    """Start of the process in clock ticks since boot, to tell a reused pid."""
+    state: str
+    """``recording``, ``off`` (switched off) or ``closed`` (ended in order)."""
+    step: int | None
+    """The step it was in."""
+    alive_ns: int | None
+    """Unix time of its last sign of life (end of a step or a change of facts)."""
+    live_ring: bool
+    """A ring was read that nobody has removed: the process runs, or was not drained to its end."""
+    lost: int
+    """Records that were overwritten before anybody kept them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """One run in columns."""
+
+    facts: RunFacts
+    spans: pl.DataFrame
+    """The ``spans`` table; an open span has a null duration. In order of opening per rank."""
+    counters: pl.DataFrame
+    """``rank, kind, count, bytes``: spans closed since the start, as the process itself counted,
+    whatever was overwritten or not drained."""
+    resources: pl.DataFrame
+    """Per phase and step: ``rank, step, kind, id, peak_rss_bytes, device_ns, tokens, flops``."""
+    processes: tuple[ProcessState, ...] = ()
+    peak: Mapping[str, Any] = field(default_factory=dict)
+    """``{"flops", "source", "precision"}`` of one node's CPUs where ``run`` measured it."""
+    missing: tuple[str, ...] = ()
+    """What could not be read or seen, in sentences."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Process:
+    """The files of one process, merged."""
+
+    node: str
+    header: ring.Header
+    strings: list[str]
+    facts: dict[str, Any]
+    parts: list[tuple[Records, list[str]]]
+    live_ring: bool
+    lost: int = 0
+
+    @property
+    def rank(self) -> int:
+        return self.header.rank if self.header.rank is not None else 0
+
+
+def read_run(path: Path | str, *, follow_rings: bool = True) -> RunData:
+    """Read a run directory (or a folder of rings, or one ring file).
+
+    With ``follow_rings`` the rings that ``run.json`` names on this machine are read too: they hold
+    what was not drained. Raise InputError where there is nothing of a run at all.
+    """
+    path = Path(path)
+    missing: list[str] = []
+    run_json = _read_run_json(path, missing)
+    processes: dict[tuple[str, int, int], _Process] = {}
+    for file in _ring_files(path, run_json if follow_rings else {}):
+        _add_file(file, processes, missing)
+    if not processes and not run_json:
+        raise InputError(
+            "no run here: neither run.json nor a ring file",
+            where=str(path),
+            remedy="name the --out folder of kansoku run",
+        )
+    ordered = sorted(processes.values(), key=lambda p: (p.rank, p.header.first_anchor[1]))
+    run = _text(run_json.get("run")) or _first(p.facts.get("run") for p in ordered) or path.name
+    frames, resources, incarnations = [], [], dict[int, int]()
+    for process in ordered:
+        shift = incarnations.get(process.rank, 0)
+        incarnations[process.rank] = shift + 1
+        spans, extra = _columns(process, run, shift, missing)
+        frames.append(spans)
+        resources.append(extra)
+    missing += [
+        f"rank {rank} was started {count} times in this run; its spans are joined"
+        for rank, count in incarnations.items()
+        if count > 1
+    ]
+    facts = _run_facts(run, run_json, ordered)
+    missing += facts.missing
+    for rank_facts in facts.ranks:
+        missing += [f"rank {rank_facts.rank}: {text}" for text in rank_facts.missing]
+    return RunData(
+        facts=facts,
+        spans=pl.concat(frames) if frames else pl.DataFrame(schema=table_schema("spans")),
+        counters=_counters(ordered),
+        resources=pl.concat(resources) if resources else pl.DataFrame(schema=RESOURCES_SCHEMA),
+        processes=tuple(_state(process) for process in ordered),
+        peak=run_json.get("peak") if isinstance(run_json.get("peak"), dict) else {},  # type: ignore[arg-type]
+        missing=_unique(missing),
+    )
+
+
+def _unique(sentences: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(sentences))
+
+
+def _first(values: Iterator[Any]) -> str | None:
+    return next((value for value in values if isinstance(value, str) and value), None)
+
+
+def _read_run_json(path: Path, missing: list[str]) -> dict[str, Any]:
+    file = path / "run.json"
+    if not file.is_file():
+        if path.is_dir():
+            missing.append("run.json is missing: command, start, end and exit code are unknown")
+        return {}
+    try:
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        missing.append(f"run.json cannot be read: {error}")
+        return {}
+    if not isinstance(value, dict):
+        missing.append("run.json is not an object")
+        return {}
+    schema = value.get("schema")
+    if schema != "kansoku.run/1":
+        missing.append(f"run.json has schema {schema!r}, expected 'kansoku.run/1'")
+    return value
+
+
+def _ring_files(path: Path, run_json: Mapping[str, Any]) -> list[Path]:
+    if path.is_file():
+        return [path]
+    files = sorted(path.glob("*.ring")) + sorted(path.glob("*/*.ring"))
+    ring_dir = _text(run_json.get("ring_dir"))
+    if ring_dir and _text(run_json.get("ring_node")) == os.uname().nodename:
+        files += sorted(Path(ring_dir).glob("*.ring"))
+    return files
+
+
+def _add_file(
+    file: Path, processes: dict[tuple[str, int, int], _Process], missing: list[str]
+) -> None:
+    try:
+        with file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size == 0:
+                missing.append(f"{file.name} is empty")
+                return
+            buffer = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        header = ring.read_header(buffer)
+    except (OSError, ValueError, ring.RingError) as error:
+        missing.append(f"{file.name} cannot be read: {error}")
+        return
+    facts = ring.read_facts(buffer, header)
+    strings = ring.read_strings(buffer, header)
+    records = _records(buffer, header, file, missing)
+    node = _text(facts.get("node")) or file.stem.rpartition("-")[0] or "unknown"
+    key = (node, header.pid, header.process_start)
+    is_log = header.file_kind == ring.LOG
+    known = processes.get(key)
+    if known is None:
+        processes[key] = _Process(
+            node=node,
+            header=header,
+            strings=strings,
+            facts=facts,
+            parts=[(records, strings)],
+            live_ring=not is_log,
+        )
+        return
+    known.parts.append((records, strings))
+    if not is_log:  # the ring itself is newer than any copy of its header
+        known.header, known.strings, known.facts = header, strings, facts or known.facts
+        known.live_ring = True
+
+
+def _records(buffer: mmap.mmap, header: ring.Header, file: Path, missing: list[str]) -> Records:
+    """Return the records whose first and last word agree."""
+    areas: list[tuple[int, int | None]]
+    if header.file_kind == ring.LOG:
+        areas = [(header.records_offset, None)]
+    else:
+        areas = [(lane.offset, lane.capacity) for lane in header.lanes]
+    parts, cut = [], 0
+    for offset, capacity in areas:
+        room = max(len(buffer) - offset, 0) // ring.RECORD_BYTES
+        count = room if capacity is None else min(room, capacity)
+        if capacity is not None and count < capacity:
+            cut += capacity - count
+        if capacity is None and (len(buffer) - offset) % ring.RECORD_BYTES:
+            missing.append(f"{file.name}: the last record was cut while being written")
+        if count > 0:
+            parts.append(np.frombuffer(buffer, RECORD, count, offset))
+    if cut:
+        missing.append(f"{file.name} is truncated: room for {cut} records is missing")
+    records = np.concatenate(parts) if len(parts) > 1 else (parts or [np.empty(0, RECORD)])[0]
+    whole = (records["id"] == records["id_again"]) & (records["id"] != 0)
+    whole &= records["kind"] < len(ring.KINDS)
+    torn = int(np.count_nonzero((records["id"] != 0) & ~whole))
+    if torn:
+        missing.append(f"{file.name}: {torn} records were torn while being written; left out")
+    return records if bool(whole.all()) else records[whole]
+
+
+def _merge(process: _Process) -> tuple[Records, npt.NDArray[np.uint64], int]:
+    """Join the parts: one row a span, closed before open, in the order of opening."""
+    records = process.parts[0][0]
+    if len(process.parts) > 1:
+        records = np.concatenate([part for part, _ in process.parts])
+    if len(records) == 0:
+        return records, np.empty(0, np.uint64), 0
+    ids = np.ascontiguousarray(records["id"])
+    late = records["origin"] != 0
+    effective = np.where(late, records["origin"], ids) if late.any() else ids
+    lanes = ids >> np.uint64(ring.LANE_SHIFT)
+    picks, lost = [], 0
+    closed = records["duration_ns"] >= 0
+    for lane in np.flatnonzero(np.bincount(lanes.astype(np.int64) & 255)):
+        rows = np.flatnonzero(lanes == lane)
+        numbers = (ids[rows] & _COUNT_MASK).astype(np.int64)
+        newest = int(numbers.max())
+        targets = (effective[rows] & _COUNT_MASK).astype(np.int64)
+        if newest > 64 * len(rows) + 4096 or int(targets.max()) > newest:
+            # Sparse or damaged numbering: sorting costs more but not memory by the largest number.
+            order = np.lexsort((closed[rows], targets))
+            last = np.append(np.diff(targets[order]) != 0, True)
+            picks.append(rows[order[last]])
+            lost += max(newest - len(np.unique(numbers)), 0)
+            continue
+        slot = np.full(newest + 1, -1, np.int64)
+        seen = np.zeros(newest + 1, np.bool_)
+        seen[numbers] = True
+        done = closed[rows]
+        slot[targets[~done]] = rows[~done]
+        slot[targets[done]] = rows[done]
+        seen |= slot >= 0
+        lost += newest - int(np.count_nonzero(seen[1:]))
+        picks.append(slot[slot >= 0])
+    rows = np.concatenate(picks)
+    if len(rows) == len(records) and bool((np.diff(rows) == 1).all()):
+        return records, effective, lost
+    return records[rows], effective[rows], lost
+
+
+def _columns(
+    process: _Process, run: str, incarnation: int, missing: list[str]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    records, effective, lost = _merge(process)
+    process.lost = lost
+    if lost:
+        missing.append(
+            f"rank {process.rank}: {lost} records were overwritten or cut before they were kept"
+        )
+    offset = process.header.anchor[1] - process.header.anchor[0]
+    shift = incarnation << _INCARNATION_SHIFT
+    ids = effective.astype(np.int64) + shift
+    count = len(records)
+    parent = records["parent"].astype(np.int64)
+    strings = _Strings(process.strings)
+    kinds = pl.Series(ring.KINDS, dtype=pl.String).gather(
+        np.minimum(records["kind"], len(ring.KINDS) - 1)
+    )
+    columns = {
+        "run": pl.repeat(run, count, dtype=pl.String, eager=True),
+        "rank": pl.repeat(process.rank, count, dtype=pl.Int32, eager=True),
+        "step": _nullable(records["step"]),
+        "kind": kinds,
+        "name": strings.take(records["name"]),
+        "start_ns": pl.Series(records["start_ns"] + offset),
+        "duration_ns": _nullable(records["duration_ns"]),
+        "id": pl.Series(ids),
+        "parent": _nullable(np.where(parent > 0, parent + shift, -1)),
+        "group": strings.take(records["group"]),
+        "sequence": _nullable(records["sequence"]),
+        "bytes": _nullable(records["bytes"]),
+        "dtype": strings.take(records["dtype"]),
+        "device": strings.take(records["device"]),
+        "thread": pl.Series(records["thread"].astype(np.int64)),
+        "cpu_ns": _nullable(records["cpu_ns"]),
+        "attributes": _attributes(records, process.strings),
+    }
+    spans = pl.DataFrame({name: columns[name].alias(name) for name in table_schema("spans")})
+    return spans, _resources(records, ids, kinds, process.rank)
+
+
+def _nullable(values: npt.NDArray[Any]) -> pl.Series:
+    """Return the column with every negative value as null."""
+    series = pl.Series(np.ascontiguousarray(values))
+    if len(values) == 0 or int(values.min()) >= 0:
+        return series
+    return series.to_frame("v").select(pl.when(pl.col("v") >= 0).then(pl.col("v")))["v"]
+
+
+class _Strings:
+    """The string table as a column, index 0 being null."""
+
+    def __init__(self, strings: Sequence[str]):
+        self._table = pl.Series([None, *strings[1:]], dtype=pl.String)
+
+    def take(self, index: npt.NDArray[np.uint16]) -> pl.Series:
+        if len(index) == 0 or not index.any():
+            return pl.repeat(None, len(index), dtype=pl.String, eager=True)
+        return self._table.gather(np.where(index < len(self._table), index, 0).astype(np.uint32))
+
+
+def _attributes(records: Records, strings: Sequence[str]) -> pl.Series:
+    """Return the attributes as JSON text, null where there are none."""
+    known = 0xFFFF & ~ring.FLAG_LATE
+    codes = records["attributes"].astype(np.int64) << 16 | (records["flags"] & known)
+    if not codes.any():
+        return pl.repeat(None, len(codes), dtype=pl.String, eager=True)
+    # A code has few distinct values: mark them in a table rather than sorting.
+    present = np.zeros(int(codes.max()) + 1, np.bool_)
+    present[codes] = True
+    distinct = np.flatnonzero(present)
+    place = np.zeros(len(present), np.uint32)
+    place[distinct] = np.arange(len(distinct), dtype=np.uint32)
+    texts = [_attribute_text(int(code), strings) for code in distinct]
+    return pl.Series(texts, dtype=pl.String).gather(place[codes])
+
+
+def _attribute_text(code: int, strings: Sequence[str]) -> str | None:
+    index, flags = code >> 16, code & 0xFFFF
+    value: dict[str, Any] = {}
+    if 0 < index < len(strings):
+        try:
+            value = json.loads(strings[index])
+        except (ValueError, RecursionError):
+            value = {"text": strings[index]}
+        if not isinstance(value, dict):
+            value = {"text": strings[index]}
+    value |= {name: True for flag, name in _FLAG_NAMES.items() if flags & flag}
+    return json.dumps(value, separators=(",", ":")) if value else None
+
+
+def _resources(
+    records: Records, ids: npt.NDArray[np.int64], kinds: pl.Series, rank: int
+) -> pl.DataFrame:
+    is_step = records["kind"] == ring.KIND_CODES["step"]
+    rows = np.flatnonzero(is_step | (records["peak_rss_bytes"] >= 0) | (records["device_ns"] >= 0))
+    part, steps = records[rows], is_step[rows]
+    values = {}
+    for name, column in (("tokens", "value_a"), ("flops", "value_b")):
+        known = steps & np.isfinite(part[column]) & (part[column] > 0)
+        values[name] = pl.Series(np.where(known, part[column], np.nan)).fill_nan(None)
+    frame = pl.DataFrame(
+        {
+            "rank": pl.repeat(rank, len(rows), dtype=pl.Int32, eager=True),
+            "step": _nullable(part["step"]),
+            "kind": kinds.gather(rows),
+            "id": pl.Series(ids[rows]),
+            "peak_rss_bytes": _nullable(part["peak_rss_bytes"]),
+            "device_ns": _nullable(part["device_ns"]),
+            **values,
+        }
+    )
+    return frame.select(pl.col(name).cast(kind) for name, kind in RESOURCES_SCHEMA.items())
+
+
+def _counters(processes: Sequence[_Process]) -> pl.DataFrame:
+    rows = [
+        (process.rank, kind, count, bytes_)
+        for process in processes
+        for kind, (count, bytes_) in process.header.counts.items()
+        if max(count, bytes_) < 1 << 63
+    ]
+    frame = pl.DataFrame(rows, schema=COUNTERS_SCHEMA, orient="row")
+    return frame.group_by("rank", "kind").agg(pl.col("count", "bytes").sum()).sort("rank", "kind")
+
+
+def _state(process: _Process) -> ProcessState:
+    header = process.header
+    offset = header.anchor[1] - header.anchor[0]
+    return ProcessState(
+        rank=process.rank,
+        node=process.node,
+        pid=header.pid,
+        process_start=header.process_start,
+        state=_STATES.get(header.state, "recording"),
+        step=header.step,
+        alive_ns=header.alive_ns + offset if header.alive_ns else None,
+        live_ring=process.live_ring,
+        lost=process.lost,
+    )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else None  # type: ignore[arg-type]
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(str(item) for item in value) if isinstance(value, list) else ()
+
+
+def _groups(value: object) -> tuple[ProcessGroup, ...]:
+    found = []
+    for item in value if isinstance(value, list) else []:
+        if not isinstance(item, dict) or not _text(item.get("name")):
+            continue
+        ranks = item.get("ranks")
+        members = ranks if isinstance(ranks, list) else []
+        found.append(
+            ProcessGroup(
+                name=str(item["name"]),
+                description=_text(item.get("description")),
+                ranks=tuple(rank for rank in members if isinstance(rank, int)),
+                backend=_text(item.get("backend")),
+            )
+        )
+    return tuple(found)
+
+
+def _rank_facts(process: _Process) -> RankFacts:
+    facts, header = process.facts, process.header
+    missing = list(_texts(facts.get("missing")))
+    if header.not_written:
+        missing.append(f"{header.not_written} records could not be written")
+    if header.errors:
+        missing.append(f"{header.errors} errors inside the recorder were swallowed")
+    if header.strings_dropped:
+        missing.append(f"{header.strings_dropped} names did not fit into the string table")
+    extra = facts.get("extra")
+    return RankFacts(
+        rank=process.rank,
+        local_rank=header.local_rank,
+        world_size=header.world_size,
+        node=process.node,
+        pid=header.pid,
+        device=_text(facts.get("device")),
+        torch_version=_text(facts.get("torch")),
+        python_version=_text(facts.get("python")),
+        parameters=_integer(facts.get("parameters")),
+        layers=_integer(facts.get("layers")),
+        hidden=_integer(facts.get("hidden")),
+        model_flops_per_step=_number(facts.get("model_flops_per_step")),
+        tokens_per_step=_number(facts.get("tokens_per_step")),
+        groups=_groups(facts.get("groups")),
+        recorder=_text(facts.get("recorder")),
+        missing=tuple(missing),
+        extra={str(k): str(v) for k, v in extra.items()} if isinstance(extra, dict) else {},
+    )
+
+
+def _run_facts(run: str, run_json: Mapping[str, Any], processes: Sequence[_Process]) -> RunFacts:
+    starts = [p.header.first_anchor[1] for p in processes]
+    nodes = _texts(run_json.get("nodes"))
+    return RunFacts(
+        run=run,
+        command=_texts(run_json.get("command")),
+        start_ns=_integer(run_json.get("start_ns")) or min(starts, default=0),
+        end_ns=_integer(run_json.get("end_ns")),
+        exit_code=_integer(run_json.get("exit_code")),
+        slurm_job=_text(run_json.get("slurm_job")),
+        nodes=tuple(dict.fromkeys([*nodes, *(p.node for p in processes)])),
+        ranks=tuple(_rank_facts(process) for process in processes),
+        missing=_texts(run_json.get("missing")),
+    )
