@@ -6,6 +6,8 @@
     ├── InputError          a file, row, flag or argument is wrong       exit 2
     ├── ConfigurationError  a cluster file, policy or setting is wrong   exit 2
     ├── PlatformError       the machine lacks something it needs         exit 3
+    │   └── StoreError      the store cannot answer or keep rows         exit 3
+    │       └── BusyError   its queue is full: send the same again later exit 3
     └── DependencyError     an optional package is missing or too old    exit 3
 
 Messages say what is wrong, where (file, row, column, value), what was expected, and the remedy.
@@ -14,11 +16,13 @@ Messages say what is wrong, where (file, row, column, value), what was expected,
 from typing import ClassVar
 
 __all__ = [
+    "BusyError",
     "ConfigurationError",
     "DependencyError",
     "InputError",
     "KansokuError",
     "PlatformError",
+    "StoreError",
 ]
 
 
@@ -55,6 +59,14 @@ class PlatformError(KansokuError):
     """The machine lacks something: a program, a right, a device, a kernel feature."""
 
     exit_code = 3
+
+
+class StoreError(PlatformError):
+    """The store cannot answer, or could not keep rows: nothing of them was acknowledged."""
+
+
+class BusyError(StoreError):
+    """The store's queue is full; the sender keeps the batch and sends the same again later."""
 
 
 class DependencyError(KansokuError):

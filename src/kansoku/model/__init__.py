@@ -4,6 +4,7 @@ Time is integer nanoseconds since the Unix epoch unless a field names another cl
 None (null in columns), never 0 or -1.
 """
 
+from kansoku.model.delivery import Origin, Receipt
 from kansoku.model.finding import Action, Evidence, Finding, Hypothesis, Incident, Severity
 from kansoku.model.mfu import Mfu, StepWindow
 from kansoku.model.phase import PHASES, Phase
@@ -21,9 +22,11 @@ __all__ = [
     "Hypothesis",
     "Incident",
     "Mfu",
+    "Origin",
     "Phase",
     "ProcessGroup",
     "RankFacts",
+    "Receipt",
     "RunFacts",
     "Severity",
     "StepWindow",
