@@ -1,0 +1,1 @@
+"""Diagnosis: evidence to ranked causes to actions. Import the modules; effects live in ``edge``."""

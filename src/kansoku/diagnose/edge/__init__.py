@@ -1,0 +1,1 @@
+"""Effects of the diagnosis: reading bundles of files."""

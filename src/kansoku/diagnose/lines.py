@@ -1,0 +1,153 @@
+"""From suspicious lines of one file to observations: who, when, what, how often."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from kansoku.catalog.signatures import Signature
+from kansoku.diagnose.observation import Observation
+from kansoku.diagnose.recognise import Recognised, progress_of, recognise
+from kansoku.formats.job_log import Clock, parse_line
+
+__all__ = ["SUSPICIOUS", "FileFacts", "LineReader"]
+
+# A line without any of these says nothing bad; a fast scan drops it before any pattern is tried.
+# Lower case; every signature's sample holds one (a test checks it).
+SUSPICIOUS: tuple[str, ...] = (
+    " inf ", ": inf", "= inf", "=inf", "abort", "acs ", "acsctl", "already in use", "assert",
+    "async ", "bad ", "below", "blocked", "broken", "bug:", "cancelled", "cannot", "checkpoint",
+    "clock step", "closed", "completed with", "compromised", "connection", "correct result",
+    "corrupt", "could not", "couldn't", "crash", "critical", "dead", "defunct", "degraded",
+    "denied", "desync", "did not get", "died", "disabled", "down", "duplicate", "drain", "drop", "dump",
+    "edac", "errno", "error", "evict", "exceed", "exception", "exhaust", "exit", "expelled",
+    "expired", "fail", "fallen", "fatal", "fault", "flap", "flight recorder", "garbage", "gc.",
+    "gdr", "gid table", "gpu direct", "heartbeat", "hung", "illegal", "imagepull", "imex",
+    "infinite", "insufficient", "interrupt", "invalid", "kill", "lanes", "limit ", "limited",
+    "link", "lockup", "lost", "low on resource", "machine check", "mce:", "mismatch", "missing",
+    "module event", "modulenotfound", "nan", "no cuda", "no device", "no path", "no route",
+    "no space", "nodenotready", "nonzero", "not a", "not connected", "not found", "not known",
+    "not reachable", "not ready", "not reproducible", "not respond", "nvrm", "oom", "oops",
+    "out of memory", "overheat", "overrun", "panic", "pause", "pci", "pending", "pfc",
+    "possible ", "power", "preempt", "quota", "read-only", "reduce your request", "refused",
+    "reject", "remap", "request sent", "reset", "restored", "retr", "root cause", "running",
+    "segmentation", "server", "severity", "shm", "sigbus", "signal", "sigsegv", "sigterm", "skew",
+    "slow", "socket", "spike", "stale", "stall", "state=", "status=", "straggler", "stuck",
+    "suspend", "symbol", "temperature", "terminated", "thermal", "throttl",
+    "time has been changed", "time limit", "timed out", "timelimit", "timeout", "too high",
+    "too many", "transient", "transport", "unable", "unavailable", "uncorr", "unexpected",
+    "unhandled", "unreachable", "unresponsive", "using network", "violation", "warn", "watchdog",
+    "wrong", "xid", "zombie", "|completed",
+)  # fmt: skip
+
+_KERNEL_LINE = re.compile(r"\bkernel:|NVRM:|^\s*(?:<\d+>)?\[\s*\d+\.\d{6}\]")
+_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_LONGEST_CACHED = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    """What a file's name and head say about all its lines."""
+
+    name: str
+    """As it is shown in evidence."""
+    kind: str
+    """``job``, ``kernel``, ``scheduler`` or ``other``."""
+    clock: Clock
+    node: str | None = None
+    rank: int | None = None
+
+
+class LineReader:
+    """Turns lines into observations, folding repeats of one rule on one thing into one."""
+
+    def __init__(self, extra: Sequence[Signature] = ()) -> None:
+        self._extra = extra
+        self._known: dict[str, Recognised | None] = {}
+        self._seen: dict[tuple[object, ...], Observation] = {}
+        self.last_progress_ns: dict[int | None, int] = {}
+        self.first_progress_ns: int | None = None
+        self.ranks: set[int] = set()
+        self.node_of_rank: dict[int, str] = {}
+
+    @property
+    def observations(self) -> list[Observation]:
+        """Everything seen so far."""
+        return list(self._seen.values())
+
+    def _recognise(self, text: str) -> Recognised | None:
+        """Recognise with a cache over lines that differ in numbers alone.
+
+        Numbers carry meaning in driver codes, so lines that name one are never cached.
+        """
+        if len(text) > _LONGEST_CACHED or "xid" in text.lower() or "status" in text.lower():
+            return recognise(text, extra=self._extra)
+        key = _VARIABLE.sub("#", text)
+        if key not in self._known:
+            self._known[key] = recognise(text, extra=self._extra)
+            return self._known[key]
+        known = self._known[key]
+        if known is not None and (known.device is not None or known.target is not None):
+            return recognise(text, extra=self._extra)
+        return known
+
+    def read(self, rows: Iterable[tuple[int, str]], facts: FileFacts) -> None:
+        """Take the suspicious lines of one file, as ``(row, line)`` in file order."""
+        last_ns: int | None = None
+        for row, line in rows:
+            said = parse_line(line, facts.clock)
+            # A line without a stamp belongs to the stamped line before it (tracebacks).
+            time_ns = said.time_ns if said.time_ns is not None else last_ns
+            last_ns = time_ns
+            rank = said.rank if said.rank is not None else facts.rank
+            node = facts.node or said.host
+            if rank is not None:
+                self.ranks.add(rank)
+                if node is not None:
+                    self.node_of_rank.setdefault(rank, node)
+            found = self._recognise(line)
+            if found is None or found.role in {"info", "noise"}:
+                continue
+            kind = "kernel" if _KERNEL_LINE.search(line[:200]) else facts.kind
+            key = (found.rule, node, rank, found.device, found.target, kind)
+            before = self._seen.get(key)
+            if before is not None:
+                self._seen[key] = replace(
+                    before, repeats=before.repeats + 1, last_ns=time_ns or before.last_ns
+                )
+                continue
+            self._seen[key] = Observation(
+                rule=found.rule,
+                text=line[:2000],
+                source=f"{facts.name}:{row}",
+                kind=kind,
+                domain=found.domain,
+                component=found.component,
+                role=found.role,
+                strength=found.strength,
+                meaning=found.meaning,
+                action=found.action,
+                time_ns=time_ns,
+                last_ns=time_ns,
+                node=node,
+                rank=rank,
+                device=found.device,
+                target=found.target,
+            )
+
+    def read_progress(self, lines: Iterable[str], facts: FileFacts) -> None:
+        """Note when ranks got on; ``lines`` are the head and tail of a file."""
+        for line in lines:
+            if progress_of(line) is None:
+                continue
+            said = parse_line(line, facts.clock)
+            if said.time_ns is None:
+                continue
+            rank = said.rank if said.rank is not None else facts.rank
+            if rank is not None:
+                self.ranks.add(rank)
+                if facts.node or said.host:
+                    self.node_of_rank.setdefault(rank, facts.node or said.host or "")
+            known = self.last_progress_ns.get(rank)
+            self.last_progress_ns[rank] = max(known or said.time_ns, said.time_ns)
+            if self.first_progress_ns is None or said.time_ns < self.first_progress_ns:
+                self.first_progress_ns = said.time_ns

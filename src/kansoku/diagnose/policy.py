@@ -1,0 +1,66 @@
+"""Thresholds of the diagnosis, in one frozen policy that results carry."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from kansoku.errors import ConfigurationError
+
+__all__ = ["Policy", "policy_from"]
+
+_SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What counts as near, late, weak and enough. Times in nanoseconds, weights 0-1."""
+
+    clock_slack_ns: int = 30 * _SECOND
+    """Clocks of hosts and log buffers may differ by this much."""
+    cluster_gap_ns: int = 45 * 60 * _SECOND
+    """Complaints further apart belong to different incidents; collective timeouts are 10 to 30
+    minutes by default (torch, NCCL), so one incident can be silent that long."""
+    survived_ns: int = 120 * _SECOND
+    """Progress this long after an event shows that the event did not stop the job."""
+    old_ns: int = 3600 * _SECOND
+    """An event this long before the trouble is background unless it recurs."""
+    root_weight: float = 1.0
+    either_weight: float = 0.75
+    symptom_weight: float = 0.45
+    cascade_weight: float = 0.08
+    survived_weight: float = 0.25
+    """Of an event after which the job went on."""
+    late_weight: float = 0.35
+    """Of an event after the first complaint."""
+    old_weight: float = 0.2
+    elsewhere_weight: float = 0.3
+    """Of an event on a node that is not the job's."""
+    enough: float = 0.2
+    """Below this score the answer is unknown."""
+    alternatives: int = 5
+    """Hypotheses shown."""
+
+    def role_weight(self, role: str) -> float:
+        """Return the weight of a role; 0 for info and noise."""
+        return {
+            "root": self.root_weight,
+            "either": self.either_weight,
+            "symptom": self.symptom_weight,
+            "cascade": self.cascade_weight,
+        }.get(role, 0.0)
+
+
+def policy_from(table: dict[str, object], where: Path | str) -> Policy:
+    """Return the default policy with an operator's changes; refuse unknown keys and types."""
+    kinds = {field.name: type(getattr(Policy(), field.name)) for field in fields(Policy)}
+    for key, value in table.items():
+        if key not in kinds:
+            raise ConfigurationError(
+                f"unknown key {key!r}", where=str(where), remedy=f"known: {', '.join(kinds)}"
+            )
+        if isinstance(value, bool) or not isinstance(value, kinds[key] | int):
+            raise ConfigurationError(
+                f"{key} must be {kinds[key].__name__}, not {value!r}", where=str(where)
+            )
+        if not isinstance(value, int | float) or value < 0:
+            raise ConfigurationError(f"{key} must not be negative", where=str(where))
+    return Policy(**table)  # type: ignore[arg-type]

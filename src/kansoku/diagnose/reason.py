@@ -1,0 +1,303 @@
+"""From observations to ranked causes.
+
+1. Find when the trouble began: the first complaint of the last cluster of complaints, and the last
+   progress before it.
+2. Weigh each observation by its role, its strength and when it came: before the first complaint
+   counts, after it is a consequence, long before it (or survived by much progress) is background.
+3. Group by domain, part and subject; several independent rules for one group add up, repeats of one
+   rule hardly do.
+4. Let scope correct the domain: one device against the whole job, many clients of one target, a
+   peer that died first.
+5. Too little evidence is the verdict unknown, never a guess.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from kansoku.diagnose.actions import actions_for
+from kansoku.diagnose.observation import Observation
+from kansoku.diagnose.policy import Policy
+from kansoku.model import Domain, Evidence, Hypothesis, Incident, Subject, Verdict
+
+__all__ = ["Context", "Progress", "diagnose"]
+
+_MANY_RANKS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """When ranks got on: the last step seen, by rank (None: a log without ranks)."""
+
+    last_ns: dict[int | None, int]
+    first_ns: int | None = None
+
+    @property
+    def latest_ns(self) -> int | None:
+        """The last progress of any rank."""
+        return max(self.last_ns.values(), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What is known beside the observations."""
+
+    progress: Progress
+    job_nodes: frozenset[str] = frozenset()
+    """Nodes of the job; empty where unknown."""
+    ranks: frozenset[int] = frozenset()
+    """Ranks that the job should have."""
+    node_of_rank: dict[int, str] | None = None
+    ended: bool | None = None
+    """The job is over; None where nobody knows."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Observations that share domain, part and subject."""
+
+    domain: Domain
+    subject: Subject | None
+    members: list[tuple[float, Observation]]
+
+    @property
+    def score(self) -> float:
+        best: dict[str, float] = {}
+        for weight, seen in self.members:
+            # A rule that fires again adds little; another rule on the same thing adds a lot.
+            bonus = 1 + 0.05 * math.log2(max(seen.repeats, 1))
+            best[seen.rule] = max(best.get(seen.rule, 0.0), min(weight * bonus, 1.0))
+        missing = 1.0
+        for value in best.values():
+            missing *= 1 - 0.9 * value
+        return 1 - missing
+
+    @property
+    def lead(self) -> Observation:
+        return max(self.members, key=lambda m: (m[0], -(m[1].time_ns or 0)))[1]
+
+
+def _complaints(seen: Iterable[Observation]) -> list[Observation]:
+    wanted = {"root", "either", "symptom", "cascade"}
+    return [o for o in seen if o.role in wanted and o.time_ns is not None and o.kind != "metric"]
+
+
+def _onset(seen: Sequence[Observation], policy: Policy) -> int | None:
+    """Return the first complaint of the last cluster, preferring what the job itself said."""
+    timed = _complaints(seen)
+    own = [o for o in timed if o.kind in {"job", "trace"} and o.strength > 0.3]
+    times = sorted(o.time_ns or 0 for o in own or timed)
+    if not times:
+        return None
+    onset = times[-1]
+    for time_ns in reversed(times):
+        if onset - time_ns > policy.cluster_gap_ns:
+            break
+        onset = time_ns
+    return onset
+
+
+def _time_weight(
+    seen: Observation, onset_ns: int | None, context: Context, policy: Policy
+) -> tuple[float, str | None]:
+    """Return how an observation's time counts, and why if it counts against it."""
+    if seen.time_ns is None or onset_ns is None:
+        return 0.8, None
+    last = seen.last_ns or seen.time_ns
+    progress = context.progress.latest_ns
+    if (
+        progress is not None
+        and progress - last > policy.survived_ns
+        and seen.kind not in {"metric", "trace"}
+    ):
+        return policy.survived_weight, "the job went on long after it"
+    if onset_ns - last > policy.old_ns:
+        return policy.old_weight, "it came long before the trouble"
+    if seen.time_ns - onset_ns > policy.clock_slack_ns:
+        return policy.late_weight, "it came after the first complaint"
+    return 1.0, None
+
+
+def _by_scope(seen: Sequence[Observation]) -> list[Observation]:
+    """Correct domain and subject of observations by how wide they are seen."""
+    hardware = {
+        (o.node, o.device)
+        for o in seen
+        if o.domain is Domain.GPU_HARDWARE and o.role == "root" and o.strength >= 0.7
+    }
+    hardware_nodes = {node for node, _ in hardware if node}
+    dead = {
+        o.node
+        for o in seen
+        if o.node and o.domain in {Domain.HOST, Domain.GPU_HARDWARE} and o.role == "root"
+    }
+    clients: dict[str, set[str]] = defaultdict(set)
+    for one in seen:
+        if one.domain is Domain.STORAGE and one.target and one.node:
+            clients[one.target].add(one.node)
+    targets: dict[str, set[str]] = defaultdict(set)
+    for target, nodes in clients.items():
+        for node in nodes:
+            targets[node].add(target)
+    changed = []
+    for one in seen:
+        new = one
+        if one.role == "either" and one.domain is Domain.APPLICATION and one.node in hardware_nodes:
+            # The same device complains of hardware: the crash is its consequence.
+            new = replace(one, role="symptom")
+        elif one.role == "either" and one.domain is Domain.NETWORK and dead:
+            # A peer that died first looks like a network that lost it.
+            new = replace(one, role="symptom" if one.node not in dead else "cascade")
+        elif one.domain is Domain.STORAGE and one.node and one.target:
+            many_clients = len(clients[one.target]) > 1
+            many_targets = len(targets[one.node]) > 1
+            if not many_clients and many_targets:
+                # One client that loses many targets has lost its own way to them.
+                new = replace(one, target=None)
+        changed.append(new)
+    return changed
+
+
+def _groups(
+    seen: Sequence[Observation], onset_ns: int | None, context: Context, policy: Policy
+) -> tuple[list[_Group], dict[int, str]]:
+    table: dict[tuple[Domain, str], _Group] = {}
+    doubts: dict[int, str] = {}
+    for one in seen:
+        weight = policy.role_weight(one.role) * one.strength
+        if weight == 0:
+            continue
+        factor, doubt = _time_weight(one, onset_ns, context, policy)
+        if context.job_nodes and one.node and one.node not in context.job_nodes:
+            factor, doubt = factor * policy.elsewhere_weight, "it is on a node outside the job"
+        if doubt:
+            doubts[id(one)] = doubt
+        subject = one.subject
+        key = (one.domain, str(subject) if subject else "")
+        group = table.setdefault(key, _Group(domain=one.domain, subject=subject, members=[]))
+        group.members.append((weight * factor, one))
+    return list(table.values()), doubts
+
+
+def _merged(groups: list[_Group]) -> list[_Group]:
+    """Fold groups without a subject, or of a device's node, into the strongest of their domain."""
+    by_domain: dict[Domain, list[_Group]] = defaultdict(list)
+    for group in groups:
+        by_domain[group.domain].append(group)
+    merged = []
+    for domain, unsorted in by_domain.items():
+        members = sorted(unsorted, key=lambda g: g.score, reverse=True)
+        ranks = [g for g in members if g.subject is not None and g.subject.kind == "rank"]
+        if domain in {Domain.APPLICATION, Domain.FRAMEWORK} and len(ranks) >= _MANY_RANKS:
+            # The same complaint on many ranks is the job's, not one rank's.
+            rules = [{o.rule for _, o in g.members} for g in ranks]
+            if set.intersection(*rules):
+                joined = _Group(
+                    domain=domain, subject=None, members=[m for g in ranks for m in g.members]
+                )
+                members = [joined, *(g for g in members if g not in ranks)]
+        lead = members[0]
+        for other in members[1:]:
+            place = None if other.subject is None else other.subject.name
+            whole = lead.subject.name if lead.subject else ""
+            if other.subject is None or (place and whole.startswith(f"{place}/")):
+                lead.members += other.members
+            else:
+                merged.append(other)
+        merged.append(lead)
+    return merged
+
+
+def _kind(seen: Sequence[Observation], lead: Observation | None, context: Context) -> str:
+    rules = {o.rule for o in seen}
+    numerics = {"app-nan-loss", "app-nan-tensor", "app-loss-spike"}
+    reruns = {"fw-rerun-transient", "fw-rerun-persistent", "fw-rerun-app"}
+    if rules & (numerics | reruns) and (lead is None or lead.rule in numerics | reruns):
+        return "numerics"
+    if rules & {"finding.hang"}:
+        return "hang"
+    slow = {"finding.straggler", "metric", "fw-straggler-report", "finding.slow"}
+    stopped = any(o.role in {"root", "either", "cascade"} and o.kind == "job" for o in seen)
+    if lead is not None and lead.rule.split(":")[0] in slow and not stopped:
+        return "slow"
+    if context.ended is False and not stopped:
+        return "slow"
+    timeouts = {"fw-watchdog", "fw-watchdog-work", "fw-heartbeat", "fw-nvrx-hb"}
+    deaths = [o for o in seen if o.kind == "job" and o.role in {"root", "either"}]
+    if rules & timeouts and not deaths:
+        return "hang"
+    return "stop"
+
+
+def _hypothesis(group: _Group, total: float, doubts: dict[int, str]) -> Hypothesis:
+    members = sorted(group.members, key=lambda m: -m[0])
+    score = group.score
+    # Confidence is the score, less where another cause scores as well.
+    share = score / total if total else 0.0
+    supporting = [o for _, o in members if id(o) not in doubts][:6]
+    doubted = [o for _, o in members if id(o) in doubts][:3]
+    against = tuple(
+        replace(o.evidence(), sentence=f"{doubts[id(o)]}: {o.evidence().sentence}") for o in doubted
+    )
+    lead = group.lead
+    return Hypothesis(
+        domain=group.domain,
+        component=lead.component,
+        subject=group.subject,
+        confidence=round(min(0.97, score * (0.4 + 0.6 * share)), 3),
+        evidence_for=tuple(o.evidence() for o in supporting) or (lead.evidence(),),
+        evidence_against=against,
+        actions=actions_for(group.domain, group.subject, lead),
+    )
+
+
+def _cascades(seen: Sequence[Observation]) -> tuple[Evidence, ...]:
+    firsts: dict[str, Observation] = {}
+    for one in seen:
+        if one.role == "cascade":
+            known = firsts.get(one.rule)
+            if known is None or (one.time_ns or 0) < (known.time_ns or 0):
+                firsts[one.rule] = one
+    return tuple(o.evidence() for o in firsts.values())
+
+
+def diagnose(
+    seen: Sequence[Observation], context: Context, policy: Policy | None = None
+) -> Incident | None:
+    """Return the incident that the observations tell of; None where nothing is wrong.
+
+    The incident's verdict is unknown, without hypotheses, where something is wrong but no cause
+    has enough evidence.
+    """
+    policy = policy or Policy()
+    wrong = [o for o in seen if o.role in {"root", "either", "symptom", "cascade"}]
+    if not wrong:
+        return None
+    onset_ns = _onset(seen, policy)
+    scoped = _by_scope(seen)
+    groups, doubts = _groups(scoped, onset_ns, context, policy)
+    ranked = sorted(_merged(groups), key=lambda g: (-g.score, g.lead.time_ns or 0))
+    ranked = [g for g in ranked if any(o.role != "cascade" for _, o in g.members)]
+    found = [g for g in ranked if g.score >= policy.enough]
+    serious = any(o.kind == "job" or o.role in {"root", "either"} for o in wrong)
+    if not found and not serious:
+        return None
+    total = sum(g.score for g in ranked) or 1.0
+    first = (
+        min((o.time_ns for _, o in found[0].members if o.time_ns), default=None) if found else None
+    )
+    begin = min(t for t in (first, onset_ns) if t) if first or onset_ns else 0
+    if first is not None and onset_ns is not None and onset_ns - first > policy.old_ns:
+        begin = onset_ns
+    lead = found[0].lead if found else None
+    return Incident(
+        id=f"{lead.rule if lead else 'unknown'}@{begin}",
+        onset_ns=begin,
+        kind=_kind(seen, lead, context),
+        subject=found[0].subject if found else None,
+        verdict=Verdict.FOUND if found else Verdict.UNKNOWN,
+        hypotheses=tuple(_hypothesis(g, total, doubts) for g in found[: policy.alternatives]),
+        cascades=_cascades(scoped),
+        state="open",
+    )

@@ -1,0 +1,234 @@
+"""Recognise what one log line says: signatures, driver codes, exceptions, and plain words.
+
+Order of trust: noise is dropped; a driver code (Xid, SXid, work completion status) is read through
+the catalogue; a specific signature beats a generic one, a stronger a weaker; a Python exception
+that no signature knows is the application's; last, a component word beside a fault word.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kansoku.catalog.concepts import concepts, fault_level
+from kansoku.catalog.signatures import Signature, signatures
+from kansoku.catalog.xid import Code, codes
+from kansoku.model import Domain
+
+__all__ = ["Recognised", "progress_of", "recognise"]
+
+_XID = re.compile(r"(?<![A-Za-z])Xid\b\s*(?:\([^)\n]*\))?\s*[:=]?\s*(\d{1,3})\b", re.IGNORECASE)
+_SXID = re.compile(r"SXid\b\s*(?:\([^)\n]*\))?\s*[:=]?\s*(\d{5})\b", re.IGNORECASE)
+_WC_STATUS = re.compile(
+    r"(?:completion|wc|status)\D{0,40}?(?:status|error)\D{0,20}?(\d{1,2})\b", re.IGNORECASE
+)
+# A bare 05:05 is a time of day; a PCI address has its segment, its function or the word before it.
+_BDF = re.compile(
+    r"((?:[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.\d)?)"
+    r"|(?<=PCI:)[0-9a-fA-F]{2}:[0-9a-fA-F]{2}|\b[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d\b)"
+)
+_GPU_INDEX = re.compile(r"\b(?:GPU|device|cuda:)\s*#?(\d{1,2})\b", re.IGNORECASE)
+_NIC = re.compile(r"\b((?:mlx5|bnxt|irdma|rxe|ib|eth|ens|enp|bond)[\w]*?\d\w*)\b")
+_STORAGE_TARGET = re.compile(
+    r"\b([\w-]+-(?:OST|MDT)[0-9a-fA-F]{4})|(?:server|target|bucket)\s+([\w.:/-]+)"
+)
+_PEER = re.compile(
+    r"(?:peer|remote(?: host)?|to|from)\s+((?:\d{1,3}\.){3}\d{1,3}|[a-z][\w.-]*\d)", re.IGNORECASE
+)
+_EXCEPTION = re.compile(
+    r"(?:^|[\s:\]])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit))(?::|$)"
+)
+_CGROUP_OOM = re.compile(r"memory cgroup|CONSTRAINT_MEMCG|oom_memcg|task_memcg", re.IGNORECASE)
+_PROGRESS = re.compile(
+    r"\b(?:global[_ ]?step|step|iteration|iter)\b\s*[:=#\[]?\s*(\d{1,9})", re.IGNORECASE
+)
+_RESOLVED = re.compile(
+    r"\b(?:corrected|recovered|restored|cleared|resolved|succe\w+|(?:0|no) errors?)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recognised:
+    """What a line says, without who and when."""
+
+    rule: str
+    domain: Domain
+    component: str
+    role: str
+    strength: float
+    meaning: str
+    action: str
+    device: str | None = None
+    target: str | None = None
+
+
+_ROLE_ORDER = {"noise": 0, "root": 1, "cascade": 2, "either": 3, "symptom": 4, "info": 5}
+
+
+def _device(text: str, domain: Domain) -> str | None:
+    if domain is Domain.GPU_HARDWARE:
+        match = _BDF.search(text) or _GPU_INDEX.search(text)
+    elif domain is Domain.NETWORK:
+        match = _NIC.search(text)
+    else:
+        match = None
+    return match[1] if match else None
+
+
+def _target(text: str, domain: Domain) -> str | None:
+    if domain is Domain.STORAGE:
+        match = _STORAGE_TARGET.search(text)
+        return (match[1] or match[2]).rstrip(".,:") if match else None
+    if domain in {Domain.NETWORK, Domain.FRAMEWORK}:
+        match = _PEER.search(text)
+        return match[1] if match else None
+    return None
+
+
+_CODE_DOMAINS = {
+    "app-first": (Domain.APPLICATION, "kernel bug", "either"),
+    "app-or-driver": (Domain.APPLICATION, "kernel or driver", "either"),
+    "app-or-hardware": (Domain.GPU_HARDWARE, "gpu", "either"),
+    "driver-fw": (Domain.GPU_HARDWARE, "driver or firmware", "root"),
+    "config": (Domain.HOST, "configuration", "root"),
+    "host-config": (Domain.HOST, "configuration", "root"),
+    "network-config": (Domain.NETWORK, "ib/roce config", "root"),
+    "network-or-dead-peer": (Domain.NETWORK, "ib/roce", "either"),
+    "peer-slow-or-dead": (Domain.NETWORK, "ib/roce", "symptom"),
+    "peer": (Domain.NETWORK, "ib/roce", "symptom"),
+    "cascade": (Domain.FRAMEWORK, "cleanup", "cascade"),
+    "informational": (Domain.GPU_HARDWARE, "driver", "info"),
+    "thermal": (Domain.GPU_HARDWARE, "thermal", "root"),
+}
+
+
+def _by_code(code: Code, text: str) -> Recognised:
+    kind = code.responsibility
+    if kind in _CODE_DOMAINS:
+        domain, component, role = _CODE_DOMAINS[kind]
+    elif kind.endswith("-info"):
+        domain, component, role = Domain.GPU_HARDWARE, kind.split("-")[1], "info"
+    else:
+        domain, component, role = Domain.GPU_HARDWARE, kind.partition("-")[2], "root"
+    fatal = code.fatal_to_job
+    strength = 1.0 if fatal.startswith(("yes", "always")) else 0.7
+    if fatal == "no":
+        strength, role = 0.3, "info" if role == "root" else role
+    if code.kind == "sxid" and "non-fatal" in text.lower():
+        strength, role = 0.4, "symptom"
+    return Recognised(
+        rule=f"{code.kind}.{code.code}",
+        domain=domain,
+        component=component,
+        role=role,
+        strength=strength,
+        meaning=code.meaning,
+        action=code.action,
+        device=_device(text, domain) or _device(text, Domain.GPU_HARDWARE),
+    )
+
+
+def _code(text: str) -> Recognised | None:
+    table = codes()
+    for kind, pattern in (("sxid", _SXID), ("xid", _XID)):
+        match = pattern.search(text)
+        if match is not None:
+            code = table.get((kind, int(match[1])))
+            if code is not None:
+                return _by_code(code, text)
+    return None
+
+
+def _completion_status(text: str) -> Recognised | None:
+    match = _WC_STATUS.search(text)
+    code = codes().get(("ib_wc_status", int(match[1]))) if match else None
+    return None if code is None or code.code == 0 else _by_code(code, text)
+
+
+def _by_signature(text: str, rules: Sequence[Signature]) -> Signature | None:
+    found = [rule for rule in rules if rule.pattern.search(text)]
+    if not found:
+        return None
+    noise = next((rule for rule in found if rule.role == "noise"), None)
+    if noise is not None and all(rule.strength <= noise.strength for rule in found):
+        return noise
+    return min(found, key=lambda r: (r.generic, -r.strength, _ROLE_ORDER[r.role]))
+
+
+def _by_words(text: str) -> Recognised | None:
+    level = fault_level(text)
+    if level == 0:
+        return None
+    hits = [(len(c.pattern.findall(text)), c) for c in concepts() if c.pattern.search(text)]
+    if not hits:
+        return None
+    weights: dict[Domain, int] = {}
+    for count, concept in hits:
+        weights[concept.domain] = weights.get(concept.domain, 0) + count
+    # Python files and libraries are named in every traceback; a part's name says more.
+    order = sorted(
+        weights,
+        key=lambda d: (d in {Domain.APPLICATION, Domain.FRAMEWORK}, -weights[d]),
+    )
+    domain = order[0]
+    concept = max((h for h in hits if h[1].domain is domain), key=lambda hit: hit[0])[1]
+    strength = 0.55 * level * (0.5 if _RESOLVED.search(text) else 1.0)
+    return Recognised(
+        rule=f"concept.{concept.component}",
+        domain=domain,
+        component=concept.component,
+        role="either" if level >= 0.75 else "symptom",
+        strength=strength,
+        meaning=f"speaks of {concept.component} and of trouble",
+        action="",
+        device=_device(text, domain),
+        target=_target(text, domain),
+    )
+
+
+def recognise(text: str, *, extra: Sequence[Signature] = ()) -> Recognised | None:
+    """Return what the line says, or None; ``extra`` are an operator's own signatures."""
+    coded = _code(text)
+    if coded is not None:
+        return coded
+    rule = _by_signature(text, extra) or _by_signature(text, signatures())
+    if rule is not None and rule.role == "noise":
+        return None
+    if rule is None or (rule.generic and rule.domain is Domain.NETWORK):
+        status = _completion_status(text) if "complet" in text.lower() else None
+        if status is not None:
+            return status
+    if rule is not None:
+        domain, component, role = rule.domain, rule.component, rule.role
+        if rule.id == "host-oom-killer" and _CGROUP_OOM.search(text):
+            # A cgroup's limit is the job's own request, not the node's shortage.
+            domain, component = Domain.APPLICATION, "host memory limit"
+        return Recognised(
+            rule=rule.id,
+            domain=domain,
+            component=component,
+            role=role,
+            strength=rule.strength * (0.5 if rule.role != "info" and _RESOLVED.search(text) else 1),
+            meaning=rule.meaning,
+            action=rule.action,
+            device=_device(text, domain),
+            target=_target(text, domain),
+        )
+    exception = _EXCEPTION.search(text)
+    if exception is not None:
+        return Recognised(
+            rule="exception",
+            domain=Domain.APPLICATION,
+            component="code bug",
+            role="either",
+            strength=0.6,
+            meaning=f"an uncaught {exception[1]}",
+            action="hand to the user with the traceback",
+        )
+    return _by_words(text)
+
+
+def progress_of(text: str) -> int | None:
+    """Return the step number that a progress line states, or None."""
+    match = _PROGRESS.search(text)
+    return int(match[1]) if match and fault_level(text) < 0.75 else None

@@ -1,0 +1,97 @@
+"""First divergence, survived events, scope, cascades, unknown: one small story each."""
+
+from kansoku.diagnose.observation import Observation
+from kansoku.diagnose.reason import Context, Progress, diagnose
+from kansoku.model import Domain, Verdict
+
+S = 1_000_000_000
+T = 1_741_064_767 * S
+
+
+def seen(rule, domain, *, at, role="root", strength=1.0, kind="kernel", **more):
+    return Observation(
+        rule=rule, text=rule, source=f"{rule}:1", kind=kind, domain=Domain(domain),
+        component=rule, role=role, strength=strength, meaning="", action="", time_ns=T + at * S,
+        last_ns=T + at * S, **more,
+    )  # fmt: skip
+
+
+def watchdogs(at, ranks=range(8)):
+    return [
+        seen("fw-watchdog", "framework", at=at, role="cascade", kind="job", rank=r) for r in ranks
+    ]
+
+
+def context(progress_at=0, **more):
+    return Context(progress=Progress(last_ns={None: T + progress_at * S}), **more)
+
+
+def test_a_gpu_lost_just_after_the_last_step_wins_over_eight_watchdogs():
+    xid = seen("xid.79", "gpu_hardware", at=5, node="n3", device="0000:18:00")
+    incident = diagnose([*watchdogs(605), xid], context())
+    first = incident.hypotheses[0]
+    assert (first.domain, str(first.subject)) == (Domain.GPU_HARDWARE, "gpu:n3/0000:18:00")
+    assert incident.onset_ns == T + 5 * S
+    assert [c.sentence for c in incident.cascades] == ["fw-watchdog"]
+
+
+def test_an_event_that_the_job_survived_is_no_cause():
+    flap = seen("net-link-down", "network", at=-3000, node="n7", device="mlx5_0")
+    oom = seen("app-oom-cuda", "application", at=2, kind="job", rank=4)
+    incident = diagnose([flap, oom], context())
+    assert incident.hypotheses[0].domain is Domain.APPLICATION
+    link = next(h for h in incident.hypotheses if h.domain is Domain.NETWORK)
+    assert "went on long after" in link.evidence_against[0].sentence
+
+
+def test_a_dead_peer_explains_a_network_that_lost_it():
+    panic = seen("host-panic", "host", at=1, node="n5")
+    retries = [
+        seen("net-wc12", "network", at=20, role="either", strength=0.7, kind="job",
+             node=f"n{i}", target="n5") for i in range(4)
+    ]  # fmt: skip
+    incident = diagnose([panic, *retries], context())
+    assert str(incident.hypotheses[0].subject) == "node:n5"
+
+
+def test_many_clients_of_one_target_blame_the_target():
+    lost = [
+        seen("st-lustre-lost", "storage", at=i, node=f"n{i}", target="scratch-OST0003")
+        for i in range(6)
+    ]
+    incident = diagnose(lost, context())
+    assert str(incident.hypotheses[0].subject) == "storage:scratch-OST0003"
+
+
+def test_one_client_that_loses_many_targets_is_itself_at_fault():
+    lost = [
+        seen("st-lustre-lost", "storage", at=i, node="n2", target=f"scratch-OST000{i}")
+        for i in range(4)
+    ]
+    incident = diagnose(lost, context())
+    assert str(incident.hypotheses[0].subject) == "node:n2"
+
+
+def test_one_exception_on_every_rank_is_the_jobs():
+    crash = [seen("app-shape", "application", at=0.1 * r, kind="job", rank=r) for r in range(16)]
+    incident = diagnose(crash, context())
+    assert incident.hypotheses[0].subject is None
+
+
+def test_consequences_alone_leave_the_cause_unknown():
+    incident = diagnose(watchdogs(600), context())
+    assert incident.verdict is Verdict.UNKNOWN
+    assert incident.hypotheses == ()
+
+
+def test_nothing_wrong_is_no_incident():
+    assert diagnose([], context()) is None
+
+
+def test_order_of_observations_does_not_matter():
+    story = [
+        *watchdogs(605),
+        seen("xid.79", "gpu_hardware", at=5, node="n3", device="0000:18:00"),
+        seen("net-link-down", "network", at=-3000, node="n7", device="mlx5_0"),
+    ]
+    assert diagnose(story, context()) == diagnose(story[::-1], context())

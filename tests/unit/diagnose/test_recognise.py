@@ -1,0 +1,70 @@
+"""What lines mean: driver codes, specific before generic, noise, words that no rule knows."""
+
+import pytest
+
+from kansoku.catalog.signatures import signatures
+from kansoku.diagnose.recognise import progress_of, recognise
+
+
+@pytest.mark.parametrize("rule", signatures(), ids=lambda rule: rule.id)
+def test_a_signatures_sample_speaks_for_its_domain(rule):
+    """A driver code or a more specific rule may name the part better, noise says nothing."""
+    said = recognise(rule.sample)
+    if rule.role == "noise":
+        assert said is None
+    elif rule.id not in {"gpu-xid", "net-wc-other", "gpu-sxid", "gpu-xid-nvlink5"}:
+        better = [r for r in signatures() if r.id == said.rule]
+        same = said.rule == rule.id or said.domain is rule.domain
+        assert same or (better and better[0].pattern.search(rule.sample)) or "." in said.rule
+
+
+@pytest.mark.parametrize(
+    ("line", "domain", "role"),
+    [
+        # Xid 79 and 74 are hardware, 31 the application's first, 45 a consequence (NVIDIA's list).
+        (
+            "NVRM: Xid (PCI:0000:18:00): 79, pid=1, GPU has fallen off the bus",
+            "gpu_hardware",
+            "root",
+        ),
+        ("NVRM: Xid (PCI:0000:18:00): 31, pid=9, name=python, Ch 8", "application", "either"),
+        ("NVRM: Xid (PCI:0000:18:00): 45, pid=9, name=python", "framework", "cascade"),
+        ("NVRM: Xid (PCI:0000:4e:00): 74, NVLink: fatal error", "gpu_hardware", "root"),
+        ("Memory cgroup out of memory: Killed process 12 (python)", "application", "root"),
+        ("Out of memory: Killed process 12 (python) total-vm:1kB", "host", "root"),
+        # Words of the field that no signature holds.
+        ("the HCA's optical transceiver on port 3 died", "network", "either"),
+        ("scratch volume went read-only after a journal abort", "storage", "either"),
+        ("DIMM A4 machine check, uncorrectable", "host", "either"),
+    ],
+)
+def test_domains(line, domain, role):
+    said = recognise(line)
+    assert str(said.domain) == domain
+    assert said.role == role
+
+
+def test_the_device_of_an_xid_is_its_pci_address_not_a_time():
+    line = "Mar  4 05:05:12 n1 kernel: NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus."
+    assert recognise(line).device == "0000:18:00"
+
+
+def test_a_storage_line_names_its_target():
+    line = (
+        "LustreError: 167-0: scratch-OST0004-osc-ffff: This client was evicted by scratch-OST0004"
+    )
+    assert recognise(line).target.startswith("scratch-OST0004")
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        ("iteration 120/ 5000 | loss 2.3", 120),
+        ("global_step=77 lr=1e-4", 77),
+        ("step: 5", 5),
+        ("error at step 9: failed", None),
+        ("nothing", None),
+    ],
+)
+def test_progress(line, step):
+    assert progress_of(line) == step
