@@ -177,7 +177,7 @@ class Store(Protocol):
     def series(self, metric: str | None = None, matchers: Matchers = None) -> pl.DataFrame:
         """Return ``metric, labels`` of known series."""
 
-    def events(  # noqa: PLR0913 - one flag per column
+    def events(
         self,
         since_ns: int | None = None,
         until_ns: int | None = None,
