@@ -1,0 +1,553 @@
+"""Use case ``trace breakdown``: read, analyse, number the ranks, draw."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from kansoku.app._trace_set import Progress, given_ranks, map_traces, rank_verdicts
+from kansoku.formats.kineto import KinetoTrace
+from kansoku.trace.kineto.breakdown import Figures
+from kansoku.trace.kineto.ranks import missing_ranks
+from kansoku.trace.kineto.report import RankBreakdown, break_down
+from kansoku.trace.kineto.tables import CallCost
+from kansoku.view import Block, Column, Sentence, Series, Table, Tone, View
+from kansoku.view import Line as ViewLine
+
+__all__ = ["BreakdownResult", "breakdown"]
+
+SCHEMA = "kansoku.trace.breakdown/1"
+
+_FIGURES = ("span", "busy", "idle", "compute", "comm", "memory", "overlap", "exposed_comm")
+_FIELDS = {
+    "span": "span_ns",
+    "busy": "busy_ns",
+    "idle": "idle_ns",
+    "compute": "compute_ns",
+    "comm": "communication_ns",
+    "memory": "memory_ns",
+    "overlap": "overlap_ns",
+    "exposed_comm": "exposed_communication_ns",
+}
+_TOP_ROWS = 20
+
+
+def _us(value: float | None) -> float | None:
+    return None if value is None else value / 1000
+
+
+def _figures(figures: Figures) -> dict[str, float | None]:
+    return {f"{name}_us": _us(getattr(figures, field)) for name, field in _FIELDS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakdownResult:
+    """The breakdown of a set of traces; tables are Polars DataFrames."""
+
+    parts: tuple[RankBreakdown, ...]
+    """One per file, in rank order."""
+    ranks_of: tuple[int | None, ...]
+    """The rank of each part."""
+    rank_sources: tuple[str | None, ...]
+    incomplete_of: tuple[tuple[str, ...], ...]
+    missing: tuple[int, ...] | None
+    """Ranks of the job that no file holds; None where the world size is unknown."""
+
+    @cached_property
+    def ranks(self) -> pl.DataFrame:
+        """One row per file: the figures, µs."""
+        return pl.DataFrame(self._rank_rows(), infer_schema_length=None)
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        """One row per rank and step."""
+        return pl.DataFrame(self._step_rows(), infer_schema_length=None)
+
+    @cached_property
+    def kernels(self) -> pl.DataFrame:
+        """One row per rank and kernel name."""
+        return pl.DataFrame(self._kernel_rows(), infer_schema_length=None)
+
+    @cached_property
+    def collectives(self) -> pl.DataFrame:
+        """One row per collective kernel."""
+        return pl.DataFrame(self._collective_rows(), infer_schema_length=None)
+
+    def _each(self) -> list[tuple[int | None, RankBreakdown]]:
+        return list(zip(self.ranks_of, self.parts, strict=True))
+
+    def _rank_rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "rank": rank,
+                "file": part.file,
+                **_figures(part.figures),
+                "incomplete": list(incomplete),
+            }
+            for (rank, part), incomplete in zip(self._each(), self.incomplete_of, strict=True)
+        ]
+
+    def _step_rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "rank": rank,
+                "step": step.step,
+                "source": step.source,
+                "start_ns": part.base_ns + step.start_ns,
+                **_figures(step.figures),
+                "span_us": _us(step.end_ns - step.start_ns),
+            }
+            for rank, part in self._each()
+            for step in part.steps
+        ]
+
+    def _kernel_rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "rank": rank,
+                "name": row.name,
+                "kind": row.kind,
+                "family": row.family,
+                "calls": row.calls,
+                "total_us": _us(row.total_ns),
+                "mean_us": _us(row.mean_ns),
+                "median_us": _us(row.median_ns),
+                "min_us": _us(row.min_ns),
+                "max_us": _us(row.max_ns),
+            }
+            for rank, part in self._each()
+            for row in part.kernels
+        ]
+
+    def _collective_rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "rank": rank,
+                "op": row.operation,
+                "group": row.group,
+                "group_size": row.group_size,
+                "seq": row.sequence,
+                "stream": row.stream,
+                "start_ns": part.base_ns + row.start_ns,
+                "duration_us": _us(row.duration_ns),
+                "dtype": row.dtype,
+                "bytes": row.bytes,
+                "algbw_gb_per_s": _giga(row.algorithm_bytes_per_s),
+                "busbw_gb_per_s": _giga(row.bus_bytes_per_s),
+            }
+            for rank, part in self._each()
+            for row in part.collectives
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the versioned answer; the keys beyond the first five are details."""
+        each = self._each()
+        return {
+            "schema": SCHEMA,
+            "ranks": self._rank_rows(),
+            "steps": self._step_rows(),
+            "kernels": self._kernel_rows(),
+            "collectives": self._collective_rows(),
+            "missing_ranks": None if self.missing is None else list(self.missing),
+            "rank_sources": [
+                {"rank": rank, "file": part.file, "source": source}
+                for (rank, part), source in zip(each, self.rank_sources, strict=True)
+            ],
+            "idle": [
+                {
+                    "rank": rank,
+                    "host_bound_us": _us(part.idle.host_bound_ns),
+                    "kernel_wait_us": _us(part.idle.kernel_wait_ns),
+                    "other_us": _us(part.idle.other_ns),
+                }
+                for rank, part in each
+                if part.idle is not None
+            ],
+            "outside_steps": [
+                {"rank": rank, "busy_us": _us(part.outside_steps_busy_ns)} for rank, part in each
+            ],
+            "launches": [
+                {
+                    "rank": rank,
+                    "calls": part.launches.calls,
+                    "rows": part.launches.rows,
+                    "graph_calls": part.launches.graph_calls,
+                    "graph_rows": part.launches.graph_rows,
+                    "delay_median_us": _us(part.launches.delay_median_ns),
+                    "delay_p99_us": _us(part.launches.delay_p99_ns),
+                    "delay_max_us": _us(part.launches.delay_max_ns),
+                    "slow_delays": part.launches.slow_delays,
+                    "short_rows": part.launches.short_rows,
+                    "longer_than_work": part.launches.longer_than_work,
+                    "unmatched_rows": part.launches.unmatched_rows,
+                }
+                for rank, part in each
+                if part.launches is not None
+            ],
+            "queues": [
+                {
+                    "rank": rank,
+                    "stream": row.stream,
+                    "max_length": row.max_length,
+                    "mean_length": row.mean_length,
+                    "busy_ratio": row.busy_ratio,
+                }
+                for rank, part in each
+                for row in part.queues
+            ],
+            "copies": [
+                {
+                    "rank": rank,
+                    "name": row.name,
+                    "calls": row.calls,
+                    "bytes": row.bytes,
+                    "total_us": _us(row.total_ns),
+                    "gb_per_s": _giga(row.bytes_per_s),
+                }
+                for rank, part in each
+                for row in part.copies
+            ],
+            "modules": [_cost(rank, row) for rank, part in each for row in part.modules],
+            "annotations": [_cost(rank, row) for rank, part in each for row in part.annotations],
+            "operators": [
+                {"rank": rank, "name": name, "calls": calls, "host_us": _us(total)}
+                for rank, part in each
+                for name, calls, total in part.operators
+            ],
+            "host": [
+                {"rank": rank, "span_us": _us(part.host_span_ns), "events": part.rows}
+                for rank, part in each
+            ],
+            "notes": [
+                {"rank": rank, "file": part.file, "note": note}
+                for rank, part in each
+                for note in part.notes
+            ],
+        }
+
+    def view(self) -> View:
+        """Return the screen: ranks, steps, kernels, idle, collectives, what is incomplete."""
+        blocks: list[Block] = [self._rank_table(), *self._remarks()]
+        if any(part.idle for part in self.parts):
+            blocks += [self._chart(), self._idle_table()]
+        if any(len(part.steps) > 1 for part in self.parts):
+            blocks.append(self._step_table())
+        blocks += self._kernel_tables()
+        blocks += self._other_tables()
+        return View(title="Trace breakdown", blocks=blocks)
+
+    def _rank_table(self) -> Table:
+        columns = [Column(title="rank", numeric=True)]
+        columns += [Column(title=f"{name.replace('_', ' ')} ms", numeric=True) for name in _FIGURES]
+        rows = [
+            [
+                "?" if rank is None else str(rank),
+                *(_ms(getattr(part.figures, field)) for field in _FIELDS.values()),
+            ]
+            for rank, part in self._each()
+        ]
+        return Table(title="Ranks", columns=columns, rows=rows)
+
+    def _chart(self) -> Series:
+        names = ["?" if rank is None else str(rank) for rank in self.ranks_of]
+        x = [float(number) for number in range(len(names))]
+
+        def line(name: str, values: list[float | None]) -> ViewLine:
+            return ViewLine(name=name, x=x, y=values)
+
+        def share(part: RankBreakdown, value: int | None) -> float | None:
+            span = part.figures.span_ns
+            return None if value is None or not span else value / span
+
+        return Series(
+            title="Share of the span by rank",
+            x_title="rank",
+            y_title="ratio of the span",
+            style="bar",
+            x_labels=names,
+            lines=[
+                line("busy", [share(p, p.figures.busy_ns) for p in self.parts]),
+                line(
+                    "exposed communication",
+                    [share(p, p.figures.exposed_communication_ns) for p in self.parts],
+                ),
+                line("idle", [share(p, p.figures.idle_ns) for p in self.parts]),
+            ],
+        )
+
+    def _remarks(self) -> list[Block]:
+        out: list[Block] = []
+        for (rank, part), incomplete in zip(self._each(), self.incomplete_of, strict=True):
+            name = Path(part.file.rpartition("!")[2]).name if rank is None else f"rank {rank}"
+            out += [
+                Sentence(text=f"incomplete, {name}: {why}", tone=Tone.NOTICE) for why in incomplete
+            ]
+            out += [Sentence(text=f"{name}: {note}", tone=Tone.MUTED) for note in part.notes]
+        if self.missing:
+            shown = ", ".join(str(rank) for rank in self.missing[:16])
+            more = f" and {len(self.missing) - 16} more" if len(self.missing) > 16 else ""
+            out.append(Sentence(text=f"ranks without a file: {shown}{more}", tone=Tone.NOTICE))
+        return out
+
+    def _idle_table(self) -> Table:
+        return Table(
+            title="Idle time by reason",
+            columns=[
+                Column(title="rank", numeric=True),
+                Column(title="host-bound ms", numeric=True),
+                Column(title="kernel wait ms", numeric=True),
+                Column(title="other ms", numeric=True),
+                Column(title="launch delay median µs", numeric=True),
+                Column(title="queue max", numeric=True),
+            ],
+            rows=[
+                [
+                    "?" if rank is None else str(rank),
+                    _ms(part.idle.host_bound_ns),
+                    _ms(part.idle.kernel_wait_ns),
+                    _ms(part.idle.other_ns),
+                    None
+                    if part.launches is None or part.launches.delay_median_ns is None
+                    else f"{part.launches.delay_median_ns / 1000:,.1f}",
+                    max((row.max_length for row in part.queues), default=None),
+                ]
+                for rank, part in self._each()
+                if part.idle is not None
+            ],
+            note="host-bound: the next row was launched after the device had run dry; other: "
+            "launched in time, waiting for a dependency",
+        )
+
+    def _step_table(self) -> Table:
+        rows = [
+            [
+                "?" if rank is None else str(rank),
+                None if step.step is None else str(step.step),
+                _ms(step.end_ns - step.start_ns),
+                *(
+                    _ms(getattr(step.figures, _FIELDS[name]))
+                    for name in ("busy", "idle", "compute", "comm", "exposed_comm")
+                ),
+            ]
+            for rank, part in self._each()
+            for step in part.steps
+        ]
+        titles = ("span ms", "busy ms", "idle ms", "compute ms", "comm ms", "exposed comm ms")
+        return Table(
+            title="Steps",
+            columns=[
+                Column(title="rank", numeric=True),
+                Column(title="step", numeric=True),
+                *(Column(title=title, numeric=True) for title in titles),
+            ],
+            rows=rows[:64],
+            note=f"the first 64 of {len(rows)}; --json has all" if len(rows) > 64 else None,
+        )
+
+    def _kernel_tables(self) -> list[Block]:
+        if not any(part.kernels for part in self.parts):
+            return []
+        frame = self.kernels
+        total = float(frame["total_us"].sum()) or 1.0
+        named = (
+            frame.group_by("kind", "family")
+            .agg(pl.col("calls").sum(), pl.col("total_us").sum())
+            .sort("total_us", "family", descending=[True, False])
+        )
+        top = (
+            frame.group_by("name", "kind")
+            .agg(pl.col("calls").sum(), pl.col("total_us").sum())
+            .sort("total_us", "name", descending=[True, False])
+            .head(_TOP_ROWS)
+        )
+        return [
+            Table(
+                title="Device work by kind, all ranks",
+                columns=[
+                    Column(title="kind"),
+                    Column(title="family"),
+                    Column(title="calls", numeric=True),
+                    Column(title="total ms", numeric=True),
+                    Column(title="share", numeric=True),
+                ],
+                rows=[
+                    [kind, family, calls, f"{us / 1000:,.3f}", f"{us / total:.1%}"]
+                    for kind, family, calls, us in named.iter_rows()
+                ],
+            ),
+            Table(
+                title=f"Top {_TOP_ROWS} kernels, all ranks",
+                columns=[
+                    Column(title="name"),
+                    Column(title="kind"),
+                    Column(title="calls", numeric=True),
+                    Column(title="total ms", numeric=True),
+                    Column(title="mean µs", numeric=True),
+                ],
+                rows=[
+                    [_short(name), kind, calls, f"{us / 1000:,.3f}", f"{us / calls:,.1f}"]
+                    for name, kind, calls, us in top.iter_rows()
+                ],
+            ),
+        ]
+
+    def _other_tables(self) -> list[Block]:
+        out: list[Block] = []
+        if any(part.copies for part in self.parts):
+            out.append(
+                Table(
+                    title="Memory copies",
+                    columns=[
+                        Column(title="rank", numeric=True),
+                        Column(title="direction"),
+                        Column(title="calls", numeric=True),
+                        Column(title="MB", numeric=True),
+                        Column(title="total ms", numeric=True),
+                        Column(title="GB/s", numeric=True),
+                    ],
+                    rows=[
+                        [
+                            "?" if rank is None else str(rank),
+                            row.name,
+                            row.calls,
+                            None if row.bytes is None else f"{row.bytes / 1e6:,.3f}",
+                            _ms(row.total_ns),
+                            None if row.bytes_per_s is None else f"{row.bytes_per_s / 1e9:,.2f}",
+                        ]
+                        for rank, part in self._each()
+                        for row in part.copies
+                    ][:64],
+                )
+            )
+        if any(part.collectives for part in self.parts):
+            out.append(self._collective_table())
+        costs = [(r, "module", row) for r, part in self._each() for row in part.modules[:5]]
+        costs += [
+            (r, "annotation", row) for r, part in self._each() for row in part.annotations[:5]
+        ]
+        if costs:
+            out.append(
+                Table(
+                    title="Modules and annotations",
+                    columns=[
+                        Column(title="rank", numeric=True),
+                        Column(title="what"),
+                        Column(title="name"),
+                        Column(title="calls", numeric=True),
+                        Column(title="host ms", numeric=True),
+                        Column(title="device ms", numeric=True),
+                    ],
+                    rows=[
+                        [
+                            "?" if rank is None else str(rank),
+                            what,
+                            _short(row.name),
+                            row.calls,
+                            _ms(row.host_ns),
+                            _ms(row.device_ns),
+                        ]
+                        for rank, what, row in costs[:40]
+                    ],
+                )
+            )
+        return out
+
+    def _collective_table(self) -> Table:
+        frame = (
+            self.collectives.group_by("op", "group", "group_size")
+            .agg(
+                pl.len().alias("calls"),
+                pl.col("duration_us").sum().alias("total"),
+                pl.col("bytes").sum().alias("bytes"),
+                pl.col("bytes").count().alias("sized"),
+                pl.col("algbw_gb_per_s").median().alias("alg"),
+                pl.col("busbw_gb_per_s").median().alias("bus"),
+            )
+            .sort("total", descending=True)
+        )
+        return Table(
+            title="Collectives",
+            columns=[
+                Column(title="operation"),
+                Column(title="group"),
+                Column(title="ranks", numeric=True),
+                Column(title="calls", numeric=True),
+                Column(title="total ms", numeric=True),
+                Column(title="MB", numeric=True),
+                Column(title="algbw GB/s", numeric=True),
+                Column(title="busbw GB/s", numeric=True),
+            ],
+            rows=[
+                [
+                    op,
+                    group,
+                    size,
+                    calls,
+                    f"{total / 1000:,.3f}",
+                    f"{moved / 1e6:,.1f}" if sized else None,
+                    None if alg is None else f"{alg:,.2f}",
+                    None if bus is None else f"{bus:,.2f}",
+                ]
+                for op, group, size, calls, total, moved, sized, alg, bus in frame.iter_rows()
+            ],
+            note="bandwidths: medians, as nccl-tests defines them; kernels include waiting",
+        )
+
+
+def _ms(value: float | None) -> str | None:
+    return None if value is None else f"{value / 1e6:,.3f}"
+
+
+def _giga(value: float | None) -> float | None:
+    return None if value is None else value / 1e9
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 72 else f"{name[:60]}…{name[-11:]}"
+
+
+def _cost(rank: int | None, row: CallCost) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "name": row.name,
+        "calls": row.calls,
+        "host_us": _us(row.host_ns),
+        "device_us": _us(row.device_ns),
+        "device_rows": row.device_rows,
+    }
+
+
+def _analyse(trace: KinetoTrace, named_rank: int | None) -> RankBreakdown:
+    return break_down(trace, named_rank=named_rank)
+
+
+def breakdown(
+    paths: Sequence[Path | str],
+    *,
+    ranks: Sequence[str] = (),
+    processes: int | None = None,
+    scheduler: str | None = None,
+    progress: Progress | None = None,
+) -> BreakdownResult:
+    """Break down Kineto files, folders and archives.
+
+    ``ranks`` are ``FILE=N`` for files that do not tell theirs. ``processes`` limits the pool
+    (1: stay in this process); ``scheduler`` is the address of a Dask scheduler.
+    """
+    parts = map_traces(_analyse, paths, processes=processes, scheduler=scheduler, progress=progress)
+    claims, verdicts = rank_verdicts(parts, given_ranks(ranks))
+    missing = missing_ranks(claims, verdicts)
+    order = sorted(
+        range(len(parts)),
+        key=lambda n: (verdicts[n].rank is None, verdicts[n].rank or 0, parts[n].file),
+    )
+    return BreakdownResult(
+        parts=tuple(parts[n] for n in order),
+        ranks_of=tuple(verdicts[n].rank for n in order),
+        rank_sources=tuple(verdicts[n].source for n in order),
+        incomplete_of=tuple((*parts[n].incomplete, *verdicts[n].problems) for n in order),
+        missing=None if missing is None else tuple(missing),
+    )

@@ -1,0 +1,9 @@
+"""Traces from anywhere: the Python functions behind ``kansoku trace …``.
+
+Each returns a result with Polars DataFrames as attributes, ``to_json()`` and ``view()``.
+"""
+
+from kansoku.app._trace_breakdown import BreakdownResult, breakdown
+from kansoku.app._trace_stragglers import StragglersResult, stragglers
+
+__all__ = ["BreakdownResult", "StragglersResult", "breakdown", "stragglers"]

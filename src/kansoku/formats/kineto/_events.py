@@ -1,0 +1,244 @@
+"""Decode one chunk of events into columns.
+
+The intact case goes through msgspec's typed decoder, which skips what no analysis needs. A chunk
+that it refuses is cut in halves until the damage stands alone in a small stretch, which is then
+repaired and read event by event.
+"""
+
+import gc
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+
+from kansoku.formats.kineto._repair import repair_chunk, salvage
+from kansoku.formats.kineto._scan import Piece, last_seam, middle_seam
+
+__all__ = ["Arguments", "Damage", "Decoded", "Event", "decode", "exact_needed", "nanoseconds"]
+
+_STRETCH_BYTES = 32 << 10
+# Doubles hold microseconds to the nanosecond up to 2**43; above, stamps are read as text.
+_EXACT_LIMIT_US = float(1 << 43)
+_ARRAY_END = re.compile(rb"\}\s*\](?=\s*(?:\}|,\s*\"|$))")
+_MAX_NS = 1 << 62
+
+_Loose = int | float | str | None
+
+
+class Arguments(msgspec.Struct, gc=False):
+    """The arguments that some analysis reads; all others are skipped, not built."""
+
+    correlation: _Loose = None
+    device: _Loose = None
+    stream: _Loose = None
+    bytes: _Loose = None
+    size: _Loose = None
+    collective: Any = msgspec.field(default=None, name="Collective name")
+    in_elements: Any = msgspec.field(default=None, name="In msg nelems")
+    out_elements: Any = msgspec.field(default=None, name="Out msg nelems")
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    dtype: Any = None
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+    group_description: Any = msgspec.field(default=None, name="Process Group Description")
+    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
+    sequence: Any = msgspec.field(default=None, name="Seq")
+
+
+class Event(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """One complete slice."""
+
+    cat: str | None = None
+    name: _Loose = ""
+    pid: _Loose = None
+    tid: _Loose = None
+    ts: _Loose = None
+    dur: _Loose = None
+    args: Arguments | None = None
+
+
+class _ExactEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """The same with stamps as text, for files whose stamps a double cannot hold."""
+
+    cat: str | None = None
+    name: _Loose = ""
+    pid: _Loose = None
+    tid: _Loose = None
+    ts: msgspec.Raw = msgspec.Raw(b"null")
+    dur: msgspec.Raw = msgspec.Raw(b"null")
+    args: Arguments | None = None
+
+
+# Flows, metadata, instants, counters: known, and not slices.
+_OTHERS = tuple(
+    msgspec.defstruct(f"_Other{number}", [], tag_field="ph", tag=letter, gc=False)
+    for number, letter in enumerate("BEbensftMiICPNODvVRc(),=SpF")
+)
+
+
+def _decoder(kind: type[msgspec.Struct]) -> Callable[[bytes], Any]:
+    union: Any = kind
+    for other in _OTHERS:
+        union |= other
+    return msgspec.json.Decoder(list[union]).decode
+
+
+_DECODE = _decoder(Event)
+_DECODE_EXACT = _decoder(_ExactEvent)
+_DECODE_ONE = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+@dataclass(slots=True, kw_only=True)
+class Damage:
+    """What could not be read, or only after a repair."""
+
+    lost_bytes: int = 0
+    lost_stretches: int = 0
+    lost_events: int = 0
+    repaired: int = 0
+
+    def add(self, other: "Damage") -> None:
+        """Sum the counts of another chunk into this one."""
+        self.lost_bytes += other.lost_bytes
+        self.lost_stretches += other.lost_stretches
+        self.lost_events += other.lost_events
+        self.repaired += other.repaired
+
+
+@dataclass(slots=True, kw_only=True)
+class Decoded:
+    """Slices of one chunk, and what stood after the end of the array."""
+
+    events: list[Any]
+    rows: int
+    """Events of every type, slices or not."""
+    damage: Damage
+    tail: str | None
+    """Text after the array's end; None where its end was not seen."""
+
+
+def decode(piece: Piece, *, exact: bool) -> Decoded:
+    """Decode the events of a piece; stamps stay raw text where ``exact``."""
+    out = Decoded(events=[], rows=0, damage=Damage(), tail=None)
+    data = piece.data
+    if piece.last:
+        data, out.tail = _cut_tail(data)
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        _decode_into(data, out, exact=exact, last=piece.last and out.tail is None)
+    finally:
+        if was_on:
+            gc.enable()
+    return out
+
+
+def _cut_tail(data: bytes) -> tuple[bytes, str | None]:
+    """Split the last chunk at the end of the array, if that is plain to see."""
+    stripped = data.lstrip()
+    if stripped.startswith(b"]"):
+        return b"", stripped[1:].decode("utf-8", "replace")
+    start = last_seam(data) or 0
+    for match in _ARRAY_END.finditer(data, start):
+        try:
+            _DECODE_ONE(data[start : match.start() + 1].lstrip(b", \t\r\n"))
+        except msgspec.DecodeError:
+            continue
+        return data[: match.start() + 1], data[match.end() :].decode("utf-8", "replace")
+    return data, None
+
+
+def _decode_into(data: bytes, out: Decoded, *, exact: bool, last: bool) -> None:
+    body = data.strip(b", \t\r\n")
+    if not body or (last and out.tail is not None):
+        return
+    read = _DECODE_EXACT if exact else _DECODE
+    wanted = _ExactEvent if exact else Event
+    try:
+        events = read(b"[" + body + b"]")
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        if len(body) > _STRETCH_BYTES and (cut := middle_seam(body)) is not None:
+            _decode_into(body[:cut], out, exact=exact, last=False)
+            _decode_into(body[cut:], out, exact=exact, last=last)
+            return
+    else:
+        out.rows += len(events)
+        out.events += [event for event in events if type(event) is wanted]
+        return
+    repaired = repair_chunk(body)
+    if repaired != body:
+        try:
+            events = read(b"[" + repaired + b"]")
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+            pass
+        else:
+            out.rows += len(events)
+            out.damage.repaired += 1
+            out.events += [event for event in events if type(event) is wanted]
+            return
+    found = salvage(body, last=last)
+    out.damage.add(
+        Damage(
+            lost_bytes=found.lost_bytes,
+            lost_stretches=found.lost_stretches,
+            lost_events=found.lost_events,
+            repaired=found.repaired,
+        )
+    )
+    out.rows += len(found.events)
+    out.events += [_from_dict(event) for event in found.events if event.get("ph") == "X"]
+    if found.tail is not None:
+        out.tail = found.tail
+
+
+def _from_dict(row: dict[str, Any]) -> Event:
+    arguments = row.get("args")
+    built = None
+    if isinstance(arguments, dict):
+        built = Arguments()
+        for name, key in zip(
+            Arguments.__struct_fields__, Arguments.__struct_encode_fields__, strict=True
+        ):
+            setattr(built, name, arguments.get(key))
+    category = row.get("cat")
+    return Event(
+        cat=category if isinstance(category, str) else None,
+        name=_loose(row.get("name")),
+        pid=_loose(row.get("pid")),
+        tid=_loose(row.get("tid")),
+        ts=_loose(row.get("ts")),
+        dur=_loose(row.get("dur")),
+        args=built,
+    )
+
+
+def _loose(value: Any) -> _Loose:
+    return value if isinstance(value, int | float | str) else None
+
+
+def exact_needed(stamps: Sequence[Any]) -> bool:
+    """Say whether some stamp has a fraction that a double of its size cannot hold."""
+    return any(type(stamp) is float and abs(stamp) > _EXACT_LIMIT_US for stamp in stamps)
+
+
+def nanoseconds(value: Any) -> int | None:
+    """Return microseconds in any form the field writes as integer ns; None where unreadable."""
+    if isinstance(value, msgspec.Raw):
+        value = bytes(value).decode("utf-8", "replace").strip('" ')
+    result: int | None
+    if type(value) is int:
+        result = value * 1000
+    elif isinstance(value, str):
+        try:
+            number = Decimal(value.strip().replace(",", "."))
+            result = int((number * 1000).to_integral_value()) if number.is_finite() else None
+        except (InvalidOperation, ValueError, OverflowError):
+            return None
+    elif isinstance(value, float) and abs(value) < _MAX_NS:
+        whole = int(value // 1)
+        result = whole * 1000 + round((value - whole) * 1000)
+    else:
+        return None
+    return result if result is not None and abs(result) < _MAX_NS else None

@@ -1,0 +1,220 @@
+"""Read a whole trace: chunks to columns on one core or many, then one set of columns."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kansoku.catalog.kernels import RowKind
+from kansoku.formats.kineto._columns import COLUMNS, Batch, read_piece
+from kansoku.formats.kineto._events import Damage
+from kansoku.formats.kineto._header import rank_from_name, read_metadata
+from kansoku.formats.kineto._scan import Piece, split
+from kansoku.formats.kineto._source import Source, read_blocks
+from kansoku.formats.kineto._trace import KinetoTrace
+
+__all__ = ["read_trace"]
+
+_AHEAD = 4
+"""Chunks in flight to other processes: enough to keep two cores busy, few enough for memory."""
+
+
+def read_trace(
+    source: Source,
+    *,
+    executor: Executor | None = None,
+    rank: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> KinetoTrace:
+    """Read one trace; chunks go through ``executor`` where one is given.
+
+    ``rank`` is the user's word where neither file nor name tells. ``progress`` gets the bytes
+    (inflated) of each chunk done. Raises InputError where the file is no trace at all.
+    """
+    problems: list[str] = []
+    pieces = split(read_blocks(source, problems))
+    try:
+        header = next(pieces)
+    except Exception as error:
+        _name_file(error, source)
+        raise
+    merger = _Merger()
+    for batch in _batches(pieces, executor, progress, merger):
+        merger.add(batch)
+    return merger.finish(source, header, problems, rank)
+
+
+def _name_file(error: Exception, source: Source) -> None:
+    if getattr(error, "where", "") is None:
+        error.where = str(source)  # type: ignore[attr-defined]
+
+
+def _batches(
+    pieces: Iterator[Piece],
+    executor: Executor | None,
+    progress: Callable[[int], None] | None,
+    merger: "_Merger",
+) -> Iterator[Batch]:
+    exact = False
+    waiting: deque[tuple[Future[Batch], int]] = deque()
+
+    def done(size: int) -> None:
+        if progress is not None:
+            progress(size)
+
+    for number, piece in enumerate(pieces):
+        if piece.kind == "headless":
+            merger.problems.append("the beginning of the file is missing: its facts are unknown")
+        # The first chunk tells whether stamps need exact reading, and starts no process.
+        if executor is None or number == 0:
+            batch = read_piece(piece, exact=exact)
+            exact = batch.exact
+            yield batch
+            done(len(piece.data))
+            continue
+        waiting.append((executor.submit(read_piece, piece, exact=exact), len(piece.data)))
+        if len(waiting) >= _AHEAD:
+            future, size = waiting.popleft()
+            yield future.result()
+            done(size)
+    for future, size in waiting:
+        yield future.result()
+        done(size)
+
+
+class _Merger:
+    """Sum batches into one set of columns, batch by batch, so that each can be freed."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self._parts: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
+        self._names: dict[str, int] = {}
+        self._lanes: dict[Any, int] = {}
+        self._collectives: dict[Any, int] = {}
+        self._operators: dict[str, list[int]] = {}
+        self._rows = 0
+        self._slices = 0
+        self._python = 0
+        self._damage = Damage()
+        self._set_aside: Counter[str] = Counter()
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._tail: str | None = None
+        self._lost_at: list[int] = []
+
+    def add(self, batch: Batch) -> None:
+        if self._tail is not None:  # events cannot follow the end of their array
+            return
+        columns = batch.columns
+        columns["name"] = _recode(columns["name"], batch.names, self._names)
+        columns["lane"] = _recode(columns["lane"], batch.lanes, self._lanes)
+        used = columns["collective"] >= 0
+        codes = _recode(columns["collective"][used], batch.collectives, self._collectives)
+        columns["collective"][used] = codes
+        for name, part in columns.items():
+            self._parts[name].append(part)
+        for name, (calls, total) in batch.operators.items():
+            entry = self._operators.setdefault(name, [0, 0])
+            entry[0] += calls
+            entry[1] += total
+        self._rows += batch.rows
+        self._slices += batch.slices
+        self._python += batch.python_rows
+        self._damage.add(batch.damage)
+        if batch.damage.lost_stretches:
+            self._lost_at.append(batch.offset)
+        self._set_aside.update(batch.set_aside)
+        if batch.host_start_ns is not None and batch.host_end_ns is not None:
+            self._starts.append(batch.host_start_ns)
+            self._ends.append(batch.host_end_ns)
+        self._tail = batch.tail
+
+    def finish(
+        self, source: Source, header: Piece, problems: list[str], rank: int | None
+    ) -> KinetoTrace:
+        columns = {name: self._join(name) for name in COLUMNS}
+        self._drop_zero_stamps(columns)
+        order = np.lexsort(
+            (columns["correlation"], columns["duration_ns"], columns["lane"], columns["start_ns"])
+        )
+        columns = {name: columns.pop(name)[order] for name in list(columns)}
+        head = header.data.decode("utf-8", "replace")
+        metadata = read_metadata([head, self._tail or ""])
+        self.problems += problems
+        is_object = not head.lstrip("\ufeff \t\r\n").startswith("[")
+        if self._tail is None and is_object and not any("truncated" in p for p in self.problems):
+            self.problems.append("truncated: the file ends inside traceEvents")
+        trace = KinetoTrace(
+            file=str(source),
+            rank=None,
+            rank_source=None,
+            metadata=metadata,
+            columns=columns,
+            names=list(self._names),
+            lanes=list(self._lanes),
+            collectives=list(self._collectives),
+            operators={name: (calls, total) for name, (calls, total) in self._operators.items()},
+            rows=self._rows,
+            slices=self._slices,
+            host_start_ns=min(self._starts, default=None),
+            host_end_ns=max(self._ends, default=None),
+            damage=self._damage,
+            set_aside=self._set_aside,
+            problems=self.problems,
+        )
+        _say_damage(trace)
+        _set_rank(trace, source, rank)
+        return trace
+
+    def _join(self, name: str) -> NDArray[Any]:
+        parts = self._parts.pop(name)
+        return np.concatenate(parts) if parts else np.empty(0, COLUMNS[name])
+
+    def _drop_zero_stamps(self, columns: dict[str, NDArray[Any]]) -> None:
+        """Set rows stamped zero aside where the rest of the file is far from zero."""
+        start = columns["start_ns"]
+        zero = start == 0
+        if not zero.any() or zero.all():
+            return
+        rest = start[~zero]
+        first, last = int(rest.min()), int(rest.max())
+        if first <= 2 * (last - first) + 1_000_000_000:
+            return
+        self._set_aside["stamp of zero"] += int(zero.sum())
+        for name in columns:
+            columns[name] = columns[name][~zero]
+
+
+def _recode(codes: NDArray[Any], values: Iterable[Any], index: dict[Any, int]) -> NDArray[np.int32]:
+    table = np.fromiter((index.setdefault(value, len(index)) for value in values), np.int32)
+    return table[codes] if len(codes) else codes.astype(np.int32)
+
+
+def _say_damage(trace: KinetoTrace) -> None:
+    damage = trace.damage
+    if damage.lost_stretches:
+        trace.problems.append(
+            f"{damage.lost_stretches} damaged stretches ({damage.lost_bytes} bytes, about "
+            f"{damage.lost_events} events) could not be read and were left out"
+        )
+    for reason, count in sorted(trace.set_aside.items()):
+        trace.problems.append(f"{count} slices set aside: {reason}")
+    if damage.repaired:
+        trace.notes.append(f"{damage.repaired} stretches were read after a repair of their JSON")
+    if not trace.has_device_rows:
+        trace.problems.append("no GPU rows: only the host was traced, no device figure is possible")
+    elif not trace.of(RowKind.LAUNCH).any():
+        trace.notes.append("no launch rows: launch and queue figures are unknown")
+
+
+def _set_rank(trace: KinetoTrace, source: Source, rank: int | None) -> None:
+    named = rank_from_name(source.file_name)
+    if trace.metadata.rank is not None:
+        trace.rank, trace.rank_source = trace.metadata.rank, "distributedInfo"
+    elif named is not None:
+        trace.rank, trace.rank_source = named, "file name"
+    elif rank is not None:
+        trace.rank, trace.rank_source = rank, "user"

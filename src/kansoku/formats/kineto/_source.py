@@ -1,0 +1,150 @@
+"""Find trace files and inflate them: plain, gzip, members of tar archives."""
+
+import logging
+import tarfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from isal import isal_zlib
+
+from kansoku.errors import InputError
+
+__all__ = ["Source", "find_sources", "read_blocks"]
+
+_BLOCK_BYTES = 1 << 20
+_SUFFIXES = (".json", ".json.gz", ".trace", ".trace.gz")
+_TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+_GZIP_ERRORS: tuple[type[Exception], ...] = (isal_zlib.error, zlib.error)  # type: ignore[assignment]
+_OWN_FILES = frozenset({"run.json", "package.json"})
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One trace: a file, or a member of an archive."""
+
+    path: Path
+    member: str | None
+    size_bytes: int
+    """Size on disk, or of the member."""
+
+    def __str__(self) -> str:
+        return f"{self.path}!{self.member}" if self.member else str(self.path)
+
+    @property
+    def file_name(self) -> str:
+        """The name that may tell the rank."""
+        return Path(self.member or self.path).name
+
+
+def find_sources(paths: Sequence[Path]) -> list[Source]:
+    """Return the traces that files, folders and archives hold, in path order.
+
+    Raises InputError naming the path that does not exist or holds none.
+    """
+    found: list[Source] = []
+    for path in paths:
+        if path.is_dir():
+            inside = [
+                source
+                for entry in sorted(path.rglob("*"))
+                if entry.is_file() and entry.name not in _OWN_FILES and _has_suffix(entry.name)
+                for source in _expand(entry)
+            ]
+            if not inside:
+                raise InputError("no trace files in this folder", where=str(path))
+            found += inside
+        elif path.exists():
+            found += _expand(path)
+        else:
+            raise InputError("no such file or folder", where=str(path))
+    return found
+
+
+def _has_suffix(name: str) -> bool:
+    return name.lower().endswith(_SUFFIXES + _TAR_SUFFIXES)
+
+
+def _expand(path: Path) -> list[Source]:
+    if not path.name.lower().endswith(_TAR_SUFFIXES):
+        return [Source(path=path, member=None, size_bytes=path.stat().st_size)]
+    members: list[Source] = []
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                if member.isfile() and member.name.lower().endswith(_SUFFIXES):
+                    members.append(  # noqa: PERF401 - what came before a cut is kept
+                        Source(path=path, member=member.name, size_bytes=member.size)
+                    )
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        if not members:
+            raise InputError(f"unreadable archive: {error}", where=str(path)) from None
+        logger.warning("%s ends early (%s); members after the cut are lost", path, error)
+    if not members:
+        raise InputError("no trace files in this archive", where=str(path))
+    return sorted(members, key=lambda source: source.member or "")
+
+
+def read_blocks(source: Source, problems: list[str]) -> Iterator[bytes]:
+    """Yield the inflated bytes; what cut the stream short is added to ``problems``."""
+    if source.member is not None:
+        yield from _member_blocks(source, problems)
+        return
+    try:
+        with source.path.open("rb") as file:
+            first = file.read(_BLOCK_BYTES)
+            raw = _file_blocks(first, file)
+            if first[:2] == b"\x1f\x8b":
+                yield from _inflate(raw, problems)
+            else:
+                yield from raw
+    except OSError as error:
+        raise InputError(f"cannot read: {error.strerror}", where=str(source)) from None
+
+
+def _file_blocks(first: bytes, file: object) -> Iterator[bytes]:
+    block = first
+    while block:
+        yield block
+        block = file.read(_BLOCK_BYTES)  # type: ignore[attr-defined]
+
+
+def _member_blocks(source: Source, problems: list[str]) -> Iterator[bytes]:
+    try:
+        with tarfile.open(source.path) as archive:
+            stream = archive.extractfile(source.member or "")
+            if stream is None:
+                raise InputError("not a regular file in the archive", where=str(source))
+            first = stream.read(_BLOCK_BYTES)
+            raw = _file_blocks(first, stream)
+            yield from _inflate(raw, problems) if first[:2] == b"\x1f\x8b" else raw
+    except (tarfile.TarError, EOFError, zlib.error, OSError, KeyError) as error:
+        problems.append(f"truncated: the archive ends early ({error})")
+
+
+def _inflate(blocks: Iterator[bytes], problems: list[str]) -> Iterator[bytes]:
+    """Inflate one or more gzip members; keep what came before a cut or a bad checksum."""
+    inflater = isal_zlib.decompressobj(wbits=31)
+    started = False
+    for block in blocks:
+        data = block
+        while data:
+            started = True
+            try:
+                out = inflater.decompress(data, _BLOCK_BYTES)
+            except _GZIP_ERRORS as error:
+                problems.append(f"damaged gzip stream: {error}")
+                return
+            if out:
+                yield out
+            if inflater.eof:
+                data = inflater.unused_data.lstrip(b"\x00")
+                inflater = isal_zlib.decompressobj(wbits=31)
+                started = False
+            else:
+                data = inflater.unconsumed_tail
+    if started and not inflater.eof:
+        problems.append("truncated: the gzip stream ends early")

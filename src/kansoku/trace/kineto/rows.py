@@ -1,0 +1,79 @@
+"""The columns of one trace, as the analyses take them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kansoku.catalog.kernels import RowKind
+from kansoku.formats.kineto import NO_ID, KinetoTrace
+
+__all__ = ["DeviceRows", "device_rows", "launch_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRows:
+    """Work of the devices, sorted by start; arrays of one length."""
+
+    kind: NDArray[np.uint8]
+    name: NDArray[np.int32]
+    lane: NDArray[np.int32]
+    start: NDArray[np.int64]
+    duration: NDArray[np.int64]
+    launch: NDArray[np.int64]
+    """Row index of the launch call in the trace's columns, -1 where unknown."""
+    row: NDArray[np.int64]
+    """Row index in the trace's columns."""
+
+    @property
+    def end(self) -> NDArray[np.int64]:
+        """Ends, ns."""
+        return self.start + self.duration
+
+    def pick(self, mask: NDArray[np.bool_]) -> "DeviceRows":
+        """Return the rows of a mask."""
+        return DeviceRows(
+            kind=self.kind[mask],
+            name=self.name[mask],
+            lane=self.lane[mask],
+            start=self.start[mask],
+            duration=self.duration[mask],
+            launch=self.launch[mask],
+            row=self.row[mask],
+        )
+
+
+def launch_of(columns: dict[str, NDArray[Any]], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each device row the row of its launch call, by correlation id; -1 if none.
+
+    Of several calls with one id (a driver call inside a runtime call) the earliest counts; many
+    device rows may share one call, as in a CUDA graph launch.
+    """
+    calls = np.flatnonzero(columns["kind"] == RowKind.LAUNCH)
+    ids = columns["correlation"]
+    calls = calls[~np.isin(ids[calls], (NO_ID, 0, -1))]
+    found = np.full(len(rows), -1, np.int64)
+    if len(calls) == 0:
+        return found
+    keys, first = np.unique(ids[calls], return_index=True)  # rows are in start order
+    place = np.minimum(np.searchsorted(keys, ids[rows]), len(keys) - 1)
+    match = keys[place] == ids[rows]
+    found[match] = calls[first[place[match]]]
+    return found
+
+
+def device_rows(trace: KinetoTrace) -> DeviceRows:
+    """Return the device work of a trace with its launches."""
+    columns = trace.columns
+    kind = columns["kind"]
+    rows = np.flatnonzero((kind >= RowKind.COMPUTE) & (kind <= RowKind.MEMSET))
+    return DeviceRows(
+        kind=kind[rows],
+        name=columns["name"][rows],
+        lane=columns["lane"][rows],
+        start=columns["start_ns"][rows],
+        duration=columns["duration_ns"][rows],
+        launch=launch_of(columns, rows),
+        row=rows,
+    )

@@ -1,0 +1,371 @@
+"""Tables of one rank's trace: kernels, families, copies, launches, queue, modules, collectives."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kansoku.catalog.kernels import RowKind, kernel_rules
+from kansoku.formats.kineto import NO_ID, CollectiveArguments, KinetoTrace
+from kansoku.trace.kineto.rows import DeviceRows
+
+__all__ = [
+    "CallCost",
+    "CollectiveRow",
+    "CopyRow",
+    "KernelRow",
+    "LaunchFigures",
+    "QueueRow",
+    "call_costs",
+    "collectives",
+    "copies",
+    "kernels",
+    "launches",
+    "queues",
+]
+
+_SHORT_KERNEL_NS = 5_000
+_LONG_LAUNCH_DELAY_NS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRow:
+    """Kernels of one name."""
+
+    name: str
+    kind: str
+    """``compute``, ``communication`` or ``memory``."""
+    family: str
+    calls: int
+    total_ns: int
+    mean_ns: float
+    median_ns: float
+    min_ns: int
+    max_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyRow:
+    """Memory copies (or sets) of one direction."""
+
+    name: str
+    calls: int
+    bytes: int | None
+    """None where no row says its size."""
+    total_ns: int
+    bytes_per_s: float | None
+    """Over the rows that say their size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFigures:
+    """Launch calls matched to device rows by correlation id."""
+
+    calls: int
+    """Calls that launched at least one device row."""
+    rows: int
+    """Device rows with a known launch."""
+    graph_calls: int
+    """Graph launches: one call, many rows."""
+    graph_rows: int
+    delay_median_ns: float | None
+    """From the start of the call to the start of its (first) row."""
+    delay_p99_ns: float | None
+    delay_max_ns: int | None
+    slow_delays: int
+    """Rows that started more than 100 µs after their call."""
+    short_rows: int
+    """Device rows shorter than 5 µs: launch-bound candidates."""
+    longer_than_work: int
+    """Calls that took longer than the device rows they launched."""
+    unmatched_rows: int
+    """Device rows with no launch call in the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRow:
+    """Rows launched and not yet finished, on one stream."""
+
+    stream: str
+    max_length: int
+    mean_length: float
+    """Time-weighted from the first launch to the last end."""
+    busy_ratio: float
+    """Part of that time with at least one row queued or running, 0-1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallCost:
+    """Host time and device time of one annotation or module."""
+
+    name: str
+    calls: int
+    host_ns: int
+    """Summed over calls; nested calls of one name count once."""
+    device_ns: int
+    """Device work launched inside, summed."""
+    device_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """One collective kernel."""
+
+    operation: str
+    group: str | None
+    description: str | None
+    group_size: int | None
+    sequence: int | None
+    """``Seq`` of the arguments."""
+    stream: str
+    start_ns: int
+    duration_ns: int
+    dtype: str | None
+    bytes: int | None
+    """Message size as nccl-tests defines it."""
+    algorithm_bytes_per_s: float | None
+    bus_bytes_per_s: float | None
+    ranks: str | None
+
+
+def kernels(trace: KinetoTrace, rows: DeviceRows) -> list[KernelRow]:
+    """Return the device work by name, longest total first."""
+    out: list[KernelRow] = []
+    if len(rows.name) == 0:
+        return out
+    key = rows.name.astype(np.int64) * 16 + rows.kind
+    order = np.lexsort((rows.duration, key))
+    key, duration = key[order], rows.duration[order]
+    begins = np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1])))
+    ends = np.append(begins[1:], len(key))
+    rules = kernel_rules()
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        part = duration[begin:end]
+        name, kind = trace.names[int(key[begin]) // 16], RowKind(int(key[begin]) % 16)
+        word, family = "compute", ""
+        if kind is RowKind.COLLECTIVE:
+            word, family = "communication", rules.operation(name)
+        elif kind in (RowKind.MEMCPY, RowKind.MEMSET):
+            word, family = "memory", "copy" if kind is RowKind.MEMCPY else "set"
+        else:
+            family = rules.family(name)
+        total, calls = int(part.sum()), end - begin
+        out.append(
+            KernelRow(
+                name=name,
+                kind=word,
+                family=family,
+                calls=calls,
+                total_ns=total,
+                mean_ns=total / calls,
+                median_ns=float(np.median(part)),
+                min_ns=int(part[0]),
+                max_ns=int(part[-1]),
+            )
+        )
+    return sorted(out, key=lambda row: (-row.total_ns, row.name))
+
+
+def copies(trace: KinetoTrace, rows: DeviceRows) -> list[CopyRow]:
+    """Return memory copies and sets by direction with their bandwidth."""
+    out = []
+    mask = np.isin(rows.kind, (RowKind.MEMCPY, RowKind.MEMSET))
+    names = rows.name[mask]
+    size = trace.columns["bytes"][rows.row[mask]]
+    launch = rows.launch[mask]
+    # ROCm writes the size on the call, not on the copy.
+    from_call = (size == NO_ID) & (launch >= 0)
+    size = np.where(from_call, trace.columns["bytes"][launch], size)
+    duration = rows.duration[mask]
+    for code in np.unique(names).tolist():
+        same = names == code
+        known = same & (size != NO_ID)
+        moved, time_ns = int(size[known].sum()), int(duration[known].sum())
+        out.append(
+            CopyRow(
+                name=trace.names[code],
+                calls=int(same.sum()),
+                bytes=moved if known.any() else None,
+                total_ns=int(duration[same].sum()),
+                bytes_per_s=moved / time_ns * 1e9 if known.any() and time_ns > 0 else None,
+            )
+        )
+    return sorted(out, key=lambda row: (-row.total_ns, row.name))
+
+
+def launches(trace: KinetoTrace, rows: DeviceRows) -> LaunchFigures | None:
+    """Return launch statistics; None where the file has no launch call."""
+    if not trace.of(RowKind.LAUNCH).any():
+        return None
+    matched = rows.launch >= 0
+    calls, first, per_call = np.unique(rows.launch[matched], return_index=True, return_counts=True)
+    started = rows.start[matched][first]
+    call_start = trace.columns["start_ns"][calls]
+    call_length = trace.columns["duration_ns"][calls]
+    delay = np.maximum(started - call_start, 0)
+    work = np.bincount(
+        np.searchsorted(calls, rows.launch[matched]),
+        weights=rows.duration[matched],
+        minlength=len(calls),
+    )
+    graph_codes = [c for c, name in enumerate(trace.names) if "GraphLaunch" in name]
+    graph = np.isin(trace.columns["name"][calls], graph_codes)
+    any_call = len(calls) > 0
+    return LaunchFigures(
+        calls=len(calls),
+        rows=int(matched.sum()),
+        graph_calls=int(graph.sum()),
+        graph_rows=int(per_call[graph].sum()),
+        delay_median_ns=float(np.median(delay)) if any_call else None,
+        delay_p99_ns=float(np.quantile(delay, 0.99)) if any_call else None,
+        delay_max_ns=int(delay.max()) if any_call else None,
+        slow_delays=int((delay > _LONG_LAUNCH_DELAY_NS).sum()),
+        short_rows=int((rows.duration < _SHORT_KERNEL_NS).sum()),
+        longer_than_work=int((call_length > work).sum()),
+        unmatched_rows=int((~matched).sum()),
+    )
+
+
+def _lane_name(trace: KinetoTrace, lane: int) -> str:
+    _, thread, device = trace.lanes[lane]
+    return thread if device is None else f"device {device} stream {thread}"
+
+
+def queues(trace: KinetoTrace, rows: DeviceRows) -> list[QueueRow]:
+    """Return the queue length of every stream: +1 at the launch call, −1 at the row's end."""
+    out = []
+    matched = rows.pick(rows.launch >= 0)
+    launched = trace.columns["start_ns"][matched.launch]
+    for lane in np.unique(matched.lane).tolist():
+        same = matched.lane == lane
+        begin = np.minimum(launched[same], matched.start[same])
+        times = np.concatenate((begin, matched.end[same]))
+        change = np.concatenate((np.ones(same.sum(), np.int64), -np.ones(same.sum(), np.int64)))
+        order = np.lexsort((change, times))
+        times, length = times[order], np.cumsum(change[order])
+        span = int(times[-1] - times[0])
+        held = np.diff(times)
+        out.append(
+            QueueRow(
+                stream=_lane_name(trace, lane),
+                max_length=int(length.max()),
+                mean_length=float((held * length[:-1]).sum() / span) if span else 0.0,
+                busy_ratio=float(held[length[:-1] > 0].sum() / span) if span else 0.0,
+            )
+        )
+    return sorted(out, key=lambda row: row.stream)
+
+
+def call_costs(trace: KinetoTrace, rows: DeviceRows, kind: RowKind) -> list[CallCost]:
+    """Return host and device time by annotation (or module), longest device time first.
+
+    A device row belongs to every call of this kind that was open on the launching thread when it
+    was launched; calls of one name inside each other count once.
+    """
+    out = []
+    columns = trace.columns
+    calls = np.flatnonzero(columns["kind"] == kind)
+    matched = rows.launch >= 0
+    launch = rows.launch[matched]
+    thread, at, work = columns["lane"][launch], columns["start_ns"][launch], rows.duration[matched]
+    order = np.lexsort((at, thread))
+    thread, at, work = thread[order], at[order], work[order]
+    before = np.concatenate(([0], np.cumsum(work)))
+    bounds = {lane: np.searchsorted(thread, [lane, lane + 1]) for lane in np.unique(thread)}
+    names = columns["name"][calls]
+    order = np.argsort(names, kind="stable")
+    sorted_names = names[order]
+    begins = np.flatnonzero(np.concatenate(([True], sorted_names[1:] != sorted_names[:-1])))
+    for begin, end in (
+        zip(begins.tolist(), [*begins[1:].tolist(), len(order)], strict=True) if len(order) else ()
+    ):
+        chosen = calls[order[begin:end]]
+        host = device = count = 0
+        for lane in np.unique(columns["lane"][chosen]).tolist():
+            same = chosen[columns["lane"][chosen] == lane]
+            start, stop = _outermost(columns["start_ns"][same], columns["duration_ns"][same])
+            host += int((stop - start).sum())
+            if lane in bounds:
+                low, high = bounds[lane]
+                first = low + np.searchsorted(at[low:high], start, side="left")
+                last = low + np.searchsorted(at[low:high], stop, side="left")
+                device += int((before[last] - before[first]).sum())
+                count += int((last - first).sum())
+        out.append(
+            CallCost(
+                name=trace.names[int(sorted_names[begin])],
+                calls=end - begin,
+                host_ns=host,
+                device_ns=device,
+                device_rows=count,
+            )
+        )
+    return sorted(out, key=lambda row: (-row.device_ns, -row.host_ns, row.name))
+
+
+def _outermost(
+    start: NDArray[np.int64], duration: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    order = np.lexsort((-duration, start))
+    start, stop = start[order], (start + duration)[order]
+    reach = np.maximum.accumulate(stop)
+    top = np.concatenate(([True], start[1:] >= reach[:-1]))
+    begins = np.flatnonzero(top)
+    ends = reach[np.append(begins[1:] - 1, len(reach) - 1)]
+    return start[begins], ends
+
+
+def collectives(trace: KinetoTrace, rows: DeviceRows) -> list[CollectiveRow]:
+    """Return every collective kernel with its size and bandwidths, in start order."""
+    rules = kernel_rules()
+    out = []
+    chosen = rows.pick(rows.kind == RowKind.COLLECTIVE)
+    code = trace.columns["collective"][chosen.row].tolist()
+    sequence = trace.columns["sequence"][chosen.row].tolist()
+    for index, (start, duration, name, lane) in enumerate(
+        zip(
+            chosen.start.tolist(),
+            chosen.duration.tolist(),
+            chosen.name.tolist(),
+            chosen.lane.tolist(),
+            strict=True,
+        )
+    ):
+        said = trace.collectives[code[index]] if code[index] >= 0 else None
+        operation = "unknown"
+        if said is not None and said.operation is not None:
+            operation = rules.operation(said.operation)
+        if operation == "unknown":
+            operation = rules.operation(trace.names[name])
+        size = _message_bytes(operation, said)
+        rate = size / duration * 1e9 if size is not None and duration > 0 else None
+        factor = rules.bus_factor(operation, said.group_size if said else None)
+        out.append(
+            CollectiveRow(
+                operation=operation,
+                group=said.group if said else None,
+                description=said.description if said else None,
+                group_size=said.group_size if said else None,
+                sequence=sequence[index] if sequence[index] >= 0 else None,
+                stream=_lane_name(trace, lane),
+                start_ns=start,
+                duration_ns=duration,
+                dtype=said.dtype if said else None,
+                bytes=size,
+                algorithm_bytes_per_s=rate,
+                bus_bytes_per_s=rate * factor if rate is not None and factor is not None else None,
+                ranks=said.ranks if said else None,
+            )
+        )
+    return out
+
+
+def _message_bytes(operation: str, said: CollectiveArguments | None) -> int | None:
+    """Size as nccl-tests counts it: the larger buffer of a rank."""
+    if said is None or said.dtype is None:
+        return None
+    width = kernel_rules().dtype_bytes.get(said.dtype)
+    elements = [n for n in (said.in_elements, said.out_elements) if n is not None]
+    if width is None or not elements or operation == "barrier":
+        return None
+    return max(elements) * width
