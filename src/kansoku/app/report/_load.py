@@ -1,0 +1,104 @@
+"""Read a run directory and bring it into the tables that every analysis starts from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from kansoku.errors import InputError
+from kansoku.formats.run_directory import ProcessState, read_run
+from kansoku.formats.run_tables import read_tables
+from kansoku.model import Finding, RunFacts
+from kansoku.trace.clocks import ClockModel, estimate_clocks
+from kansoku.trace.collectives import arrivals, collective_rows
+from kansoku.trace.layout import Layout, read_layout
+from kansoku.trace.steps import merge_steps, step_rows
+
+__all__ = ["LoadedRun", "load_run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedRun:
+    """One run in tables, with what follows from them directly."""
+
+    path: Path
+    facts: RunFacts
+    spans: pl.DataFrame
+    """The ``spans`` table, each rank on its own clock."""
+    steps: pl.DataFrame
+    """The ``steps`` table plus ``run_delay_ns``; phases sum to the duration."""
+    collectives: pl.DataFrame
+    """Every collective of every rank with its run-wide group key."""
+    arrivals: pl.DataFrame
+    """Synchronous collectives matched across ranks, times on one clock."""
+    clocks: ClockModel
+    layout: Layout
+    counters: pl.DataFrame | None = None
+    """``rank, kind, count, bytes`` as each process counted itself."""
+    resources: pl.DataFrame | None = None
+    """``rank, step, kind, id, peak_rss_bytes, device_ns, tokens, flops`` of phases and steps."""
+    processes: tuple[ProcessState, ...] = ()
+    peak: Mapping[str, Any] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    """What could not be read or seen, in sentences."""
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """Return the findings of the report."""
+        from kansoku.app.report._report import report
+
+        return report(self).findings
+
+
+def load_run(path: Path | str) -> LoadedRun:
+    """Read a run directory, a folder of rings or one ring file.
+
+    Raise InputError where there is nothing of a run; whatever else is wrong becomes a sentence in
+    ``missing``.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise InputError(
+            "no such file or directory",
+            where=str(path),
+            remedy="name the --out folder of kansoku run",
+        )
+    data = read_run(path)
+    tables = read_tables(path) if path.is_dir() else None
+    facts, spans, missing = data.facts, data.spans, list(data.missing)
+    kept = None
+    if tables is not None:
+        missing += tables.missing
+        kept = tables.steps
+        known = {rank.rank for rank in facts.ranks}
+        more = tuple(rank for rank in tables.ranks if rank.rank not in known)
+        if more:
+            ranks = sorted([*facts.ranks, *more], key=lambda r: -1 if r.rank is None else r.rank)
+            facts = replace(facts, ranks=tuple(ranks))
+        if tables.spans is not None:
+            spans = pl.concat([spans, tables.spans]) if len(spans) else tables.spans
+    steps = merge_steps(step_rows(spans, facts=facts, resources=data.resources), kept)
+    rows = collective_rows(spans, facts)
+    nodes = {rank.rank: rank.node for rank in facts.ranks if rank.rank is not None}
+    matched = arrivals(rows)
+    clocks = estimate_clocks(matched, nodes=nodes)
+    if clocks.applied:
+        matched = arrivals(rows, clocks)
+    return LoadedRun(
+        path=path,
+        facts=facts,
+        spans=spans,
+        steps=steps,
+        collectives=rows,
+        arrivals=matched,
+        clocks=clocks,
+        layout=read_layout(facts, spans),
+        counters=data.counters,
+        resources=data.resources,
+        processes=data.processes,
+        peak=data.peak,
+        missing=tuple(dict.fromkeys(missing)),
+    )

@@ -1,0 +1,219 @@
+"""The report as a record: figures, verdict, findings, JSON and View."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kansoku.app.peak import run_peak
+from kansoku.app.report._findings import ReportPolicy, build_findings
+from kansoku.app.report._load import LoadedRun, load_run
+from kansoku.app.report._states import BlackBox, read_black_box
+from kansoku.model import Finding, Mfu, RunFacts
+from kansoku.trace.collectives import CollectiveSummary, summarise
+from kansoku.trace.steps import gc_rows
+from kansoku.trace.stragglers import StragglerReport, find_stragglers
+from kansoku.trace.throughput import Throughput, measure, model_utilisation
+from kansoku.view import View
+
+__all__ = ["Report", "report"]
+
+_DEFAULT_CONVENTION = "matrix products of the modules seen, forward and backward"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything a report says."""
+
+    run: LoadedRun
+    throughput: Throughput
+    mfu: Mfu | None
+    mfu_reason: str | None
+    """Why there is no MFU."""
+    collectives: tuple[CollectiveSummary, ...]
+    stragglers: StragglerReport
+    box: BlackBox
+    findings: tuple[Finding, ...]
+    missing: tuple[str, ...]
+    """What could not be seen or computed, in sentences."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer in schema ``kansoku.report/1``."""
+        t = self.throughput
+        known = t.median_step_ns is not None and t.p95_step_ns is not None
+        return {
+            "schema": "kansoku.report/1",
+            "job": _job(self),
+            "ranks": self.run.layout.world,
+            "layout": self.run.layout.to_json(),
+            "steps": t.steps,
+            "step_time_ms": {
+                "median": t.median_step_ns / 1e6 if known and t.median_step_ns else None,
+                "p95": t.p95_step_ns / 1e6 if known and t.p95_step_ns else None,
+            },
+            "tokens_per_s": t.tokens_per_s,
+            "tokens_per_s_per_gpu": t.tokens_per_s_per_gpu,
+            "model_flops_per_step": t.flops_per_step,
+            "mfu": None if self.mfu is None else self.mfu.to_json(),
+            "breakdown": None
+            if t.breakdown is None
+            else {phase.value: share for phase, share in t.breakdown.items()},
+            "collectives": [
+                {
+                    "group": c.group,
+                    "op": c.op,
+                    "count": c.count,
+                    "bytes": c.bytes,
+                    "busbw_bytes_per_s": c.busbw_bytes_per_s,
+                    "wait_ratio": c.wait_ratio,
+                }
+                for c in self.collectives
+            ],
+            "verdict": self.stragglers.verdict.value,
+            "reason": self.stragglers.reason,
+            "stragglers": [
+                {
+                    "rank": s.rank,
+                    "phase": s.phase.value,
+                    "ratio": s.ratio,
+                    "cost_ratio": s.cost_ratio,
+                    "confidence": s.confidence,
+                }
+                for s in self.stragglers.stragglers
+            ],
+            "findings": [
+                {
+                    "id": f.id,
+                    "severity": f.severity.value,
+                    "sentence": f.sentence,
+                    "evidence": [
+                        {"sentence": e.sentence, "source": e.source, "time_ns": e.time_ns}
+                        for e in f.evidence
+                    ],
+                }
+                for f in self.findings
+            ],
+            "missing": list(self.missing),
+        }
+
+    def view(self) -> View:
+        """Return what the terminal, the HTML page and the web show."""
+        from kansoku.app.report._view import build_view
+
+        return build_view(self)
+
+
+def _one(values: list[Any]) -> Any:
+    distinct = list(dict.fromkeys(value for value in values if value is not None))
+    return distinct[0] if len(distinct) == 1 else distinct or None
+
+
+def _job(answer: Report) -> dict[str, Any]:
+    facts: RunFacts = answer.run.facts
+    clocks = answer.run.clocks
+    ranks = facts.ranks
+    return {
+        "run": facts.run,
+        "command": list(facts.command),
+        "slurm_job": facts.slurm_job,
+        "start_ns": facts.start_ns,
+        "end_ns": facts.end_ns,
+        "exit_code": facts.exit_code,
+        "nodes": list(facts.nodes),
+        "device": _one([rank.device for rank in ranks]),
+        "torch": _one([rank.torch_version for rank in ranks]),
+        "python": _one([rank.python_version for rank in ranks]),
+        "recorder": _one([rank.recorder for rank in ranks]),
+        "model": {
+            "parameters": max((r.parameters for r in ranks if r.parameters), default=None),
+            "layers": max((r.layers for r in ranks if r.layers), default=None),
+            "hidden": max((r.hidden for r in ranks if r.hidden), default=None),
+        },
+        "clocks": {
+            "applied": clocks.applied,
+            "reason": clocks.reason,
+            "reference_rank": clocks.reference,
+            "offsets": [
+                {
+                    "rank": o.rank,
+                    "offset_us": o.offset_ns / 1e3,
+                    "drift_ppm": o.drift_ppm,
+                    "residual_us": None if o.residual_ns is None else o.residual_ns / 1e3,
+                    "matches": o.matches,
+                }
+                for o in clocks.offsets
+            ],
+        },
+        "last_states": [
+            {
+                "rank": r.rank,
+                "node": r.node,
+                "pid": r.pid,
+                "process": r.process,
+                "step": r.state.step,
+                "in": r.state.kind,
+                "name": r.state.name,
+                "group": r.state.group,
+                "sequence": r.state.sequence,
+                "since_ns": r.state.since_ns,
+                "for_s": None if r.duration_ns is None else r.duration_ns / 1e9,
+            }
+            for r in answer.box.ranks
+        ]
+        if answer.box.stopped
+        else [],
+        "waiting": [
+            {
+                "group": b.group,
+                "op": b.op,
+                "sequence": b.sequence,
+                "waiting": list(b.waiting),
+                "missing": list(b.missing),
+            }
+            for b in answer.box.blocked
+        ],
+    }
+
+
+def report(run: Path | str | LoadedRun, *, policy: ReportPolicy | None = None) -> Report:
+    """Analyse a run directory and return its report; raise InputError where there is no run."""
+    if not isinstance(run, LoadedRun):
+        run = load_run(run)
+    facts = run.facts
+    throughput = measure(run.steps, facts, run.layout)
+    conventions = {r.extra.get("flops_convention", "") for r in facts.ranks} - {""}
+    convention = conventions.pop() if len(conventions) == 1 else _DEFAULT_CONVENTION
+    peak, peak_source = (None, "the model FLOPs of a step are not known")
+    if throughput.flops_per_step is not None:
+        peak, peak_source = run_peak(facts, run.peak)
+    mfu, reason = model_utilisation(
+        throughput, convention=convention, peak_flops=peak, peak_source=peak_source
+    )
+    stragglers = find_stragglers(
+        run.steps, run.layout.roles(), gc=gc_rows(run.spans), matched=run.arrivals
+    )
+    box = read_black_box(run)
+    missing = list(run.missing)
+    if reason is not None:
+        missing.append(f"no MFU: {reason}")
+    if throughput.tokens_per_s is None:
+        missing.append("no tokens/s: the tokens of a step are not known on every rank")
+    if not len(run.collectives) and run.layout.world > 1:
+        missing.append("no collective was recorded")
+    missing += run.layout.notes
+    missing += stragglers.notes
+    if run.clocks.unmatched:
+        missing.append(
+            f"ranks {', '.join(map(str, run.clocks.unmatched[:16]))} share no collective with rank "
+            f"{run.clocks.reference}: their clocks are not aligned"
+        )
+    return Report(
+        run=run,
+        throughput=throughput,
+        mfu=mfu,
+        mfu_reason=reason,
+        collectives=summarise(run.collectives, run.arrivals, facts),
+        stragglers=stragglers,
+        box=box,
+        findings=build_findings(run, throughput, stragglers, box, policy or ReportPolicy()),
+        missing=tuple(dict.fromkeys(missing)),
+    )

@@ -1,0 +1,611 @@
+"""The report as blocks: one screen in the terminal, the same with plots on a page."""
+
+import shlex
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from kansoku.app.report._resources import phase_resources
+from kansoku.model import PHASES, Phase, Severity, Verdict
+from kansoku.trace.collectives import CollectiveSummary
+from kansoku.view import (
+    Block,
+    Column,
+    Facts,
+    Heading,
+    Heatmap,
+    Line,
+    Sentence,
+    Series,
+    Span,
+    Table,
+    Timeline,
+    Tone,
+    View,
+)
+
+if TYPE_CHECKING:
+    from kansoku.app.report._report import Report
+
+__all__ = ["build_view"]
+
+_MAX_RANKS = 16
+_MAX_POINTS = 600
+_MAX_LANES = 64
+_MAX_SPANS = 20_000
+_TITLES = {
+    Phase.DATA_WAIT: "data wait",
+    Phase.FORWARD: "forward",
+    Phase.BACKWARD: "backward",
+    Phase.OPTIMIZER: "optimizer",
+    Phase.COLLECTIVE: "exposed collectives",
+    Phase.CHECKPOINT: "checkpoint",
+    Phase.OTHER: "other",
+}
+_TONES = {
+    Severity.CRITICAL: Tone.BAD,
+    Severity.WARNING: Tone.NOTICE,
+    Severity.INFO: Tone.PLAIN,
+}
+
+
+def build_view(report: "Report") -> View:
+    """Return the blocks of a report, most wanted first."""
+    blocks: list[Block] = [Facts(items=_head(report)), *_findings(report)]
+    blocks += _black_box(report)
+    blocks += _where(report)
+    blocks += _collectives(report)
+    blocks += _resources(report)
+    blocks += _clocks(report)
+    blocks += _timeline(report)
+    if report.missing:
+        blocks.append(Heading(text="What is missing"))
+        blocks += [Sentence(text=text, tone=Tone.MUTED) for text in report.missing[:20]]
+        if len(report.missing) > 20:
+            more = f"and {len(report.missing) - 20} more; see --json"
+            blocks.append(Sentence(text=more, tone=Tone.MUTED))
+    return View(title=f"kansoku report: {report.run.facts.run}", blocks=blocks)
+
+
+def _scaled(value: float | None, unit: str, *, digits: int = 3) -> str:
+    if value is None:
+        return "unknown"
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.{digits}g} {prefix}{unit}"
+    return f"{value:.{digits}g} {unit}"
+
+
+def _ms(value: float | None) -> str:
+    return "unknown" if value is None else f"{value / 1e6:.4g} ms"
+
+
+def _bytes(value: float | None) -> str | None:
+    if value is None:
+        return None
+    for factor, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def _head(report: "Report") -> list[tuple[str, str]]:
+    facts, t = report.run.facts, report.throughput
+    layout = report.run.layout
+    job = shlex.join(facts.command) or facts.run
+    if facts.slurm_job:
+        job += f" (Slurm job {facts.slurm_job})"
+    when = datetime.fromtimestamp(facts.start_ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    if facts.end_ns:
+        when += f", {(facts.end_ns - facts.start_ns) / 1e9:.1f} s"
+    if facts.exit_code is not None:
+        when += f", exit code {facts.exit_code}"
+    elif facts.end_ns is None:
+        when += ", running or its end was not seen"
+    items = [("job", job), ("run", when), ("model", _model(report))]
+    axes = " × ".join(f"{axis} {size}" for axis, size in layout.to_json().items() if size > 1)
+    ranks = f"{layout.world} on {len(facts.nodes)} node{'s' if len(facts.nodes) != 1 else ''}"
+    items.append(("ranks", f"{ranks}, {axes or 'no parallelism'}"))
+    steps = f"{t.steps}"
+    if t.complete_steps != t.steps:
+        steps += f" begun, {t.complete_steps} complete on every rank"
+    items.append(("steps", steps))
+    time = f"median {_ms(t.median_step_ns)}, p95 {_ms(t.p95_step_ns)}"
+    if t.trend_ratio is not None:
+        time += f", trend {t.trend_ratio:+.1%} over the run"
+    items.append(("step time", time))
+    rate = "unknown"
+    if t.tokens_per_s is not None and t.tokens_per_s_per_gpu is not None:
+        unit = "rank (CPU)" if facts.ranks and facts.ranks[0].device == "cpu" else "GPU"
+        rate = f"{t.tokens_per_s:,.0f} tokens/s, {t.tokens_per_s_per_gpu:,.0f} tokens/s/{unit}"
+    items.append(("throughput", rate))
+    items.append(("model FLOPs", f"{_scaled(t.flops_per_step, 'FLOP')} a step"))
+    items.append(("MFU", _mfu(report)))
+    return items
+
+
+def _model(report: "Report") -> str:
+    ranks = report.run.facts.ranks
+    parameters = max((r.parameters for r in ranks if r.parameters), default=None)
+    layers = max((r.layers for r in ranks if r.layers), default=None)
+    hidden = max((r.hidden for r in ranks if r.hidden), default=None)
+    parts = []
+    if parameters:
+        parts.append(f"{_scaled(parameters, '', digits=4).strip()} parameters a rank")
+    if layers:
+        parts.append(f"{layers} layers")
+    if hidden:
+        parts.append(f"hidden size {hidden}")
+    return ", ".join(parts) or "unknown"
+
+
+def _mfu(report: "Report") -> str:
+    mfu = report.mfu
+    if mfu is None:
+        return f"none: {report.mfu_reason}"
+    return (
+        f"{mfu.value:.1%} of {_scaled(mfu.peak_flops, 'FLOP/s')} ({mfu.peak_source}); "
+        f"{mfu.convention}; steps {mfu.window.from_step}-{mfu.window.to_step}"
+    )
+
+
+def _findings(report: "Report") -> list[Block]:
+    blocks: list[Block] = [Heading(text="Findings")]
+    verdict = report.stragglers.verdict
+    if verdict is Verdict.NONE:
+        text = f"No straggler found: {report.stragglers.reason}."
+        blocks.append(Sentence(text=text, tone=Tone.GOOD))
+    elif verdict is Verdict.UNKNOWN:
+        text = f"Stragglers: unknown, because {report.stragglers.reason}."
+        blocks.append(Sentence(text=text, tone=Tone.MUTED))
+    blocks += [
+        Sentence(
+            text=finding.sentence,
+            tone=_TONES[finding.severity],
+            detail="; ".join(evidence.sentence for evidence in finding.evidence[:4]),
+        )
+        for finding in report.findings[:20]
+    ]
+    if report.stragglers.stragglers:
+        blocks.append(
+            Table(
+                title="Stragglers",
+                columns=[
+                    Column(title="rank", numeric=True),
+                    Column(title="phase"),
+                    Column(title="cause"),
+                    Column(title="own work / peers", numeric=True),
+                    Column(title="step time lost", numeric=True),
+                    Column(title="throughput lost", numeric=True),
+                    Column(title="confidence", numeric=True),
+                ],
+                rows=[
+                    [
+                        s.rank,
+                        _TITLES[s.phase],
+                        s.cause.replace("_", " "),
+                        f"{s.ratio:.2f}×",
+                        f"{s.cost_ratio:.1%}",
+                        _rate_lost(report, s.cost_ratio),
+                        f"{s.confidence:.0%}",
+                    ]
+                    for s in report.stragglers.stragglers[:_MAX_RANKS]
+                ],
+                tones=[Tone.NOTICE] * len(report.stragglers.stragglers[:_MAX_RANKS]),
+            )
+        )
+    return blocks
+
+
+def _rate_lost(report: "Report", cost: float) -> str | None:
+    rate = report.throughput.tokens_per_s
+    if rate is None or cost >= 1:
+        return None
+    return f"{rate / (1 - cost) - rate:,.0f} tokens/s"
+
+
+def _black_box(report: "Report") -> list[Block]:
+    if not report.box.stopped:
+        return []
+    rows = [
+        [
+            r.rank,
+            r.node,
+            r.pid,
+            r.process,
+            r.state.step,
+            _state_text(r.state.kind, r.state.name, r.state.group, r.state.sequence),
+            None if r.state.since_ns is None else _clock(r.state.since_ns),
+            None if r.duration_ns is None else f"{r.duration_ns / 1e9:.1f} s",
+        ]
+        for r in report.box.ranks[:_MAX_LANES]
+    ]
+    return [
+        Table(
+            title="What every rank was in at the end of its record",
+            columns=[
+                Column(title="rank", numeric=True),
+                Column(title="node"),
+                Column(title="pid", numeric=True),
+                Column(title="process"),
+                Column(title="step", numeric=True),
+                Column(title="in"),
+                Column(title="since (UTC)"),
+                Column(title="for", numeric=True),
+            ],
+            rows=rows,
+            tones=[
+                Tone.BAD if r.process == "gone" else Tone.PLAIN
+                for r in report.box.ranks[:_MAX_LANES]
+            ],
+            note=None
+            if len(report.box.ranks) <= _MAX_LANES
+            else f"first {_MAX_LANES} of {len(report.box.ranks)} ranks; all in --json",
+        )
+    ]
+
+
+def _state_text(kind: str | None, name: str | None, group: str | None, sequence: int | None) -> str:
+    if kind is None:
+        return "between phases"
+    if kind != "collective":
+        return kind.replace("_", " ")
+    return f"{name or 'collective'} {'' if sequence is None else sequence} of group {group}"
+
+
+def _clock(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns / 1e9, UTC).strftime("%H:%M:%S.%f")[:-3]
+
+
+def _where(report: "Report") -> list[Block]:
+    shares, window = report.throughput.breakdown, report.throughput.window
+    if shares is None or window is None:
+        return []
+    steps = report.run.steps.filter(
+        pl.col("step").is_between(window.from_step, window.to_step) & pl.col("complete")
+    )
+    per_rank = (
+        steps.group_by("rank")
+        .agg(pl.col("duration_ns").mean(), *(pl.col(f"{p.value}_ns").mean() for p in PHASES))
+        .sort("rank")
+    )
+    seen = [p for p in PHASES if shares[p] > 0]
+    total = per_rank["duration_ns"].mean()
+    blocks: list[Block] = [
+        Heading(text="Where a step goes"),
+        Table(
+            title=f"Mean time a step, ms (steps {window.from_step}-{window.to_step})",
+            columns=[
+                Column(title="rank"),
+                Column(title="step", numeric=True),
+                *(Column(title=_TITLES[p], numeric=True) for p in seen),
+            ],
+            rows=[
+                *_rank_rows(per_rank, seen),
+                ["all", _cell_ms(total), *(_cell_ms(_mean(per_rank, p)) for p in seen)],
+                ["share", "100%", *(f"{shares[p]:.1%}" for p in seen)],
+            ],
+            note="The phases of a step sum to its duration; collectives count where they are "
+            "exposed: the main thread blocked in them.",
+        ),
+    ]
+    blocks += _over_time(steps, seen)
+    return blocks
+
+
+def _mean(per_rank: pl.DataFrame, phase: Phase) -> float:
+    value = per_rank[f"{phase.value}_ns"].mean()
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _cell_ms(value: object) -> str | None:
+    return f"{value / 1e6:.2f}" if isinstance(value, int | float) else None
+
+
+def _rank_rows(per_rank: pl.DataFrame, seen: list[Phase]) -> list[list[str | None]]:
+    shown = per_rank
+    if len(per_rank) > _MAX_RANKS:
+        # The ranks farthest from the others say more than the first ones.
+        own = pl.col("duration_ns") - pl.col("collective_ns")
+        shown = per_rank.with_columns(distance=(own - own.median()).abs()).top_k(
+            _MAX_RANKS, by="distance"
+        )
+        shown = shown.sort("rank")
+    return [
+        [
+            str(row["rank"]),
+            _cell_ms(row["duration_ns"]),
+            *(_cell_ms(row[f"{p.value}_ns"]) for p in seen),
+        ]
+        for row in shown.iter_rows(named=True)
+    ]
+
+
+def _over_time(steps: pl.DataFrame, seen: list[Phase]) -> list[Block]:
+    by_step = (
+        steps.group_by("step")
+        .agg(
+            pl.col("duration_ns").max(),
+            *(pl.col(f"{p.value}_ns").mean() for p in PHASES),
+        )
+        .sort("step")
+    )
+    if len(by_step) < 3:
+        return []
+    bucket = -(-len(by_step) // _MAX_POINTS)
+    folded = (
+        by_step.with_row_index()
+        .group_by(pl.col("index") // bucket, maintain_order=True)
+        .agg(pl.col("step").first(), pl.exclude("index", "step").mean())
+    )
+    x = [float(step) for step in folded["step"].to_list()]
+    blocks: list[Block] = [
+        Series(
+            title="Step time",
+            x_title="step",
+            y_title="ms, slowest rank",
+            lines=[Line(name="step", x=x, y=(folded["duration_ns"] / 1e6).to_list())],
+        ),
+        Series(
+            title="Phases over time",
+            x_title="step",
+            y_title="ms, mean of the ranks",
+            style="stacked",
+            lines=[
+                Line(name=_TITLES[p], x=x, y=(folded[f"{p.value}_ns"] / 1e6).to_list())
+                for p in seen
+            ],
+        ),
+    ]
+    ranks = steps["rank"].unique().sort().to_list()
+    if len(ranks) > 1:
+        blocks.append(_heat(steps, ranks))
+    return blocks
+
+
+def _heat(steps: pl.DataFrame, ranks: list[int]) -> Heatmap:
+    """Return own work of each rank over time: a straggler is a bright row."""
+    columns = 400
+    first, last = int(steps["step"].min()), int(steps["step"].max())  # type: ignore[arg-type]
+    width = max(-(-(last - first + 1) // columns), 1)
+    rows = max(-(-len(ranks) // 512), 1)
+    place = {rank: number // rows for number, rank in enumerate(ranks)}
+    cells = (
+        steps.with_columns(
+            column=(pl.col("step") - first) // width,
+            row=pl.col("rank").replace_strict(place, return_dtype=pl.Int64),
+            own=(pl.col("duration_ns") - pl.col("collective_ns")) / 1e6,
+        )
+        .group_by("row", "column")
+        .agg(pl.col("own").mean())
+    )
+    shape = (max(place.values()) + 1, (last - first) // width + 1)
+    values = np.full(shape, np.nan)
+    values[cells["row"].to_numpy(), cells["column"].to_numpy()] = cells["own"].to_numpy()
+    return Heatmap(
+        title="Own work by rank and step (step less exposed collectives)",
+        row_labels=[f"rank {rank}" for rank in ranks[::rows]],
+        column_labels=[str(first + n * width) for n in range(shape[1])],
+        values=values,  # type: ignore[arg-type]
+        unit="ms",
+        low=float(np.nanmin(values)),
+        high=float(np.nanmax(values)),
+        row_title="rank",
+        column_title="step",
+    )
+
+
+def _folded(summaries: tuple[CollectiveSummary, ...]) -> list[CollectiveSummary]:
+    """Fold the groups of one axis where there are many: their figures are alike."""
+    if len(summaries) <= _MAX_RANKS:
+        return list(summaries)
+    parts: dict[tuple[str, str], list[CollectiveSummary]] = {}
+    for summary in summaries:
+        parts.setdefault((summary.description or "other", summary.op), []).append(summary)
+    folded = []
+    for (description, op), group in parts.items():
+        known = [s.busbw_bytes_per_s for s in group if s.busbw_bytes_per_s is not None]
+        alg = [s.algbw_bytes_per_s for s in group if s.algbw_bytes_per_s is not None]
+        waits = [s.wait_ratio for s in group if s.wait_ratio is not None]
+        folded.append(
+            CollectiveSummary(
+                group=f"{description} ({len(group)} groups)",
+                description=description,
+                op=op,
+                members=group[0].members,
+                count=sum(s.count for s in group),
+                bytes=sum(s.bytes or 0 for s in group),
+                transfer_ns=sum(s.transfer_ns or 0 for s in group),
+                wait_ns=sum(s.wait_ns or 0 for s in group),
+                algbw_bytes_per_s=float(np.median(alg)) if alg else None,
+                busbw_bytes_per_s=float(np.median(known)) if known else None,
+                wait_ratio=float(np.median(waits)) if waits else None,
+            )
+        )
+    return folded
+
+
+def _collectives(report: "Report") -> list[Block]:
+    if not report.collectives:
+        return []
+    return [
+        Table(
+            title="Collectives by process group",
+            columns=[
+                Column(title="group"),
+                Column(title="operation"),
+                Column(title="ranks", numeric=True),
+                Column(title="count", numeric=True),
+                Column(title="bytes", numeric=True),
+                Column(title="alg. bandwidth", numeric=True),
+                Column(title="bus bandwidth", numeric=True),
+                Column(title="wait", numeric=True),
+                Column(title="transfer", numeric=True),
+            ],
+            rows=[
+                [
+                    c.group
+                    if not c.description or c.description in c.group
+                    else f"{c.group} ({c.description})",
+                    c.op,
+                    c.members,
+                    c.count,
+                    _bytes(c.bytes),
+                    None if c.algbw_bytes_per_s is None else _scaled(c.algbw_bytes_per_s, "B/s"),
+                    None if c.busbw_bytes_per_s is None else _scaled(c.busbw_bytes_per_s, "B/s"),
+                    None if c.wait_ratio is None else f"{c.wait_ratio:.0%}",
+                    None if c.wait_ratio is None else f"{1 - c.wait_ratio:.0%}",
+                ]
+                for c in _folded(report.collectives)[:_MAX_RANKS]
+            ],
+            note="Wait: share of the members' time inside that they waited for the last one. "
+            "Bandwidths as nccl-tests defines them, from the last arrival on.",
+        )
+    ]
+
+
+def _resources(report: "Report") -> list[Block]:
+    rows = phase_resources(report.run)
+    if not rows:
+        return []
+    steps = report.run.steps
+    energy, nic = steps["energy_j"].sum(), steps["nic_bytes"].sum()
+    known = steps["energy_j"].count() > 0, steps["nic_bytes"].count() > 0
+    note = "All ranks, spans inside included."
+    note += f" Energy {energy:,.0f} J." if known[0] else " Energy: no telemetry joined."
+    note += f" NIC {_bytes(float(nic))}." if known[1] else " NIC bytes: no telemetry joined."
+    return [
+        Table(
+            title="Resources by phase",
+            columns=[
+                Column(title="phase"),
+                Column(title="spans", numeric=True),
+                Column(title="wall", numeric=True),
+                Column(title="CPU", numeric=True),
+                Column(title="CPU / wall", numeric=True),
+                Column(title="peak memory", numeric=True),
+                Column(title="device", numeric=True),
+            ],
+            rows=[
+                [
+                    r.kind.replace("_", " "),
+                    r.count,
+                    f"{r.wall_ns / 1e9:.2f} s",
+                    None if r.cpu_ns is None else f"{r.cpu_ns / 1e9:.2f} s",
+                    None if r.cpu_ns is None or not r.wall_ns else f"{r.cpu_ns / r.wall_ns:.0%}",
+                    _bytes(r.peak_rss_bytes),
+                    None if r.device_ns is None else f"{r.device_ns / 1e9:.2f} s",
+                ]
+                for r in rows
+            ],
+            note=note,
+        )
+    ]
+
+
+def _clocks(report: "Report") -> list[Block]:
+    clocks = report.run.clocks
+    if len(clocks.offsets) < 2:
+        return []
+    worst = max(abs(o.offset_ns) for o in clocks.offsets)
+    if not clocks.applied:
+        text = f"Clocks: {clocks.reason}; ends of collectives agree within {worst / 1e3:.0f} µs."
+        return [Sentence(text=text, tone=Tone.MUTED)]
+    shown = sorted(clocks.offsets, key=lambda o: -abs(o.offset_ns))[:_MAX_RANKS]
+    return [
+        Table(
+            title=f"Clock offsets against rank {clocks.reference}",
+            columns=[
+                Column(title="rank", numeric=True),
+                Column(title="offset", numeric=True),
+                Column(title="drift", numeric=True),
+                Column(title="residual", numeric=True),
+                Column(title="collectives", numeric=True),
+            ],
+            rows=[
+                [
+                    o.rank,
+                    f"{o.offset_ns / 1e6:+.3f} ms",
+                    f"{o.drift_ppm:+.2f} ppm",
+                    None if o.residual_ns is None else f"{o.residual_ns / 1e3:.0f} µs",
+                    o.matches,
+                ]
+                for o in shown
+            ],
+            note=f"From the ends of matched collectives; {clocks.reason}.",
+        )
+    ]
+
+
+def _timeline(report: "Report") -> list[Block]:
+    """Return the spans of one typical step, of up to ``_MAX_LANES`` ranks, on one clock."""
+    window, spans = report.throughput.window, report.run.spans
+    if window is None or report.throughput.median_step_ns is None:
+        return []
+    kept = spans.filter((pl.col("kind") == "step") & pl.col("duration_ns").is_not_null())
+    kept = kept.filter(pl.col("step").is_between(window.from_step, window.to_step))
+    if kept.is_empty():
+        return []
+    typical = (
+        kept.group_by("step")
+        .agg(pl.col("duration_ns").max(), pl.len())
+        .filter(pl.col("len") == pl.col("len").max())
+        .with_columns(away=(pl.col("duration_ns") - report.throughput.median_step_ns).abs())
+        .sort("away", "step")
+    )
+    step = int(typical["step"][0])
+    ranks = sorted(kept["rank"].unique().to_list())
+    slow = [s.rank for s in report.stragglers.stragglers]
+    lanes = sorted({*slow[:_MAX_LANES], *ranks[: _MAX_LANES - len(slow[:_MAX_LANES])]})
+    rows = (
+        spans.filter(
+            (pl.col("step") == step)
+            & pl.col("rank").is_in(lanes)
+            & pl.col("duration_ns").is_not_null()
+            & (pl.col("kind") != "note")
+        )
+        .with_columns(at=report.run.clocks.corrected("start_ns"))
+        .sort("rank", "at", "duration_ns", descending=[False, False, True])
+        .head(_MAX_SPANS)
+    )
+    start = rows["at"].min()
+    if not isinstance(start, int):
+        return []
+    lane_of = {rank: number for number, rank in enumerate(lanes)}
+    return [
+        Timeline(
+            title=f"Step {step} on every rank"
+            if len(lanes) == len(ranks)
+            else f"Step {step} on {len(lanes)} of {len(ranks)} ranks",
+            lanes=[f"rank {rank}" for rank in lanes],
+            spans=_with_depth(rows, lane_of, start, slow),
+        )
+    ]
+
+
+def _with_depth(
+    rows: pl.DataFrame, lane_of: dict[int, int], start: int, slow: list[int]
+) -> list[Span]:
+    found = []
+    opened: dict[int, list[int]] = {}
+    for rank, kind, name, at, duration in rows.select(
+        "rank", "kind", "name", "at", "duration_ns"
+    ).iter_rows():
+        ends = opened.setdefault(rank, [])
+        while ends and ends[-1] <= at:
+            ends.pop()
+        found.append(
+            Span(
+                lane=lane_of[rank],
+                start_ns=at - start,
+                duration_ns=duration,
+                name=name or kind.replace("_", " "),
+                kind=kind,
+                depth=len(ends),
+                mark="late" if rank in slow and kind == "step" else None,
+            )
+        )
+        ends.append(at + duration)
+    return found

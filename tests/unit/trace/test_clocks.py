@@ -1,0 +1,99 @@
+"""Clock offsets from the ends of collectives."""
+
+import numpy as np
+import polars as pl
+import pytest
+from tests.labs.generated_run import START_NS, Schedule, generate, with_clocks
+
+from kansoku.trace.clocks import estimate_clocks
+from kansoku.trace.collectives import arrivals, collective_rows
+
+
+def injected(ranks, seed):
+    rng = np.random.default_rng(seed)
+    offset = {r: float(rng.uniform(-50e6, 50e6)) for r in range(ranks)}
+    drift = {r: float(rng.uniform(-20, 20)) for r in range(ranks)}
+    offset[0] = drift[0] = 0.0
+    return offset, drift
+
+
+def jittered(spans, seed, scale_ns=300_000.0):
+    """Let every rank notice the end of a collective late, as on a busy machine (one-sided)."""
+    rng = np.random.default_rng(seed)
+    late = rng.exponential(scale_ns, len(spans)).astype(np.int64)
+    is_collective = pl.col("kind") == "collective"
+    return spans.with_columns(
+        duration_ns=pl.col("duration_ns")
+        + pl.when(is_collective).then(pl.Series(late)).otherwise(0)
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("ranks", "tp"), [(4, 1), (8, 2), (16, 4)])
+def test_offsets_of_50_ms_and_drifts_of_20_ppm_come_back_within_100_us(seed, ranks, tp):
+    facts, spans, _ = generate(
+        Schedule(
+            ranks=ranks, tensor_parallel=tp, steps=300, forward_collectives=3, seed=seed, jitter=0.2
+        )
+    )
+    offset, drift = injected(ranks, seed)
+    observed = with_clocks(jittered(spans, seed), offset, drift)
+    model = estimate_clocks(arrivals(collective_rows(observed, facts)))
+    assert model.applied
+    length = int(spans["start_ns"].max()) - START_NS
+    for rank in range(ranks):
+        for part in (0.05, 0.5, 1.0):
+            true = offset[rank] + drift[rank] * 1e-6 * part * length
+            shown = round(START_NS + part * length + true)
+            assert abs(model.at(rank, shown) - true) < 100_000, (rank, part)
+
+
+def test_the_order_of_arrival_is_right_after_correction():
+    facts, spans, _ = generate(Schedule(ranks=4, steps=100, jitter=0.3, transfer_ns=400_000))
+    offset, drift = injected(4, 7)
+    rows = collective_rows(with_clocks(jittered(spans, 1, 100_000.0), offset, drift), facts)
+    truth = arrivals(collective_rows(spans, facts))
+    model = estimate_clocks(arrivals(rows))
+    corrected = arrivals(rows, model)
+    keys = ["group", "sequence", "rank"]
+    joined = truth.join(corrected, on=keys, suffix="_c").with_columns(
+        gap=pl.col("wait_ns"), wrong=(pl.col("wait_ns") - pl.col("wait_ns_c")).abs()
+    )
+    assert len(joined) == 4 * 400
+    # Uncorrected, waits are wrong by tens of milliseconds.
+    raw = truth.join(arrivals(rows), on=keys, suffix="_c")
+    assert (raw["wait_ns"] - raw["wait_ns_c"]).abs().median() > 1e6
+    assert joined["wrong"].max() < 200_000
+    last_true = truth.filter(pl.col("wait_ns") == 0).select("group", "sequence", "rank")
+    last_seen = corrected.filter(pl.col("wait_ns") == 0).select("group", "sequence", "rank")
+    both = last_true.join(last_seen, on=["group", "sequence"], suffix="_c")
+    clear = (
+        truth.sort("wait_ns").group_by("group", "sequence").agg(second=pl.col("wait_ns").get(1))
+    ).filter(pl.col("second") > 200_000)
+    both = both.join(clear, on=["group", "sequence"])
+    assert (both["rank"] == both["rank_c"]).all()
+    assert len(both) > 100
+
+
+def test_one_host_needs_no_correction_and_many_share_one_estimate_each():
+    facts, spans, _ = generate(Schedule(ranks=16, steps=60))
+    matched = arrivals(collective_rows(jittered(spans, 3, 50_000.0), facts))
+    one = estimate_clocks(matched, nodes=dict.fromkeys(range(16), "a"))
+    assert not one.applied
+    offset = {r: 8e6 if r >= 8 else 0.0 for r in range(16)}
+    nodes = {r: "b" if r >= 8 else "a" for r in range(16)}
+    matched = arrivals(
+        collective_rows(with_clocks(jittered(spans, 3, 50_000.0), offset, {}), facts)
+    )
+    two = estimate_clocks(matched, nodes=nodes)
+    assert two.applied
+    found = {o.rank: o.offset_ns for o in two.offsets}
+    assert len({round(found[r]) for r in range(8, 16)}) == 1
+    assert abs(found[8] - 8e6) < 50_000
+
+
+def test_nothing_matched_is_said():
+    facts, spans, _ = generate(Schedule(ranks=1, steps=5, backward_collectives=0))
+    model = estimate_clocks(arrivals(collective_rows(spans, facts)))
+    assert not model.applied
+    assert "no collective" in model.reason
