@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from kansoku.catalog.kernels import RowKind, kernel_rules
 from kansoku.formats.kineto._events import (
+    EXACT_LIMIT_US,
     Damage,
     Decoded,
     decode,
-    exact_needed,
     nanoseconds,
 )
 from kansoku.formats.kineto._scan import Piece
@@ -97,12 +97,12 @@ class Batch:
     offset: int = 0
 
 
-@dataclass(slots=True)
-class _Interner:
-    index: dict[Any, int] = field(default_factory=dict)
+class _Codes(dict[Any, int]):
+    """Value to code in order of appearance; a plain lookup once a value is known."""
 
-    def __call__(self, value: Any) -> int:
-        return self.index.setdefault(value, len(self.index))
+    def __missing__(self, value: Any) -> int:
+        self[value] = code = len(self)
+        return code
 
 
 class _Kinds(dict[Any, RowKind]):
@@ -114,40 +114,34 @@ class _Kinds(dict[Any, RowKind]):
 _KINDS = _Kinds()
 
 
+class _InexactError(Exception):
+    """Some stamp has a fraction that a double of its size cannot hold."""
+
+
 def read_piece(piece: Piece, *, exact: bool = False) -> Batch:
     """Decode a piece and return its columns; a function of the piece alone, for any process."""
-    decoded = decode(piece, exact=exact)
-    if not exact and exact_needed([event.ts for event in decoded.events]):
-        exact = True
-        decoded = decode(piece, exact=True)
-    batch = _columns(decoded, exact=exact)
+    try:
+        batch = _columns(decode(piece, exact=exact), exact=exact)
+    except _InexactError:
+        batch = _columns(decode(piece, exact=True), exact=True)
     batch.offset = piece.offset
     return batch
 
 
 def _columns(decoded: Decoded, *, exact: bool) -> Batch:
-    kinds = _KINDS
-    kept: list[Any] = []
-    row_kinds: list[RowKind] = []
-    operators: list[Any] = []
-    python_rows = 0
-    for event in decoded.events:
-        kind = kinds[event.cat]
-        if kind is RowKind.OPERATOR:
-            if event.name == "record_param_comms":
-                kept.append(event)
-                row_kinds.append(kind)
-            else:
-                operators.append(event)
-        elif kind in _KEPT_CATEGORIES:
-            kept.append(event)
-            row_kinds.append(kind)
-        elif kind is RowKind.PYTHON:
-            if str(event.name).startswith("nn.Module: "):
-                kept.append(event)
-                row_kinds.append(kind)
-            else:
-                python_rows += 1
+    table = _KINDS
+    events = decoded.events
+    kinds = [table[event.cat] for event in events]
+    kept = [event for event, kind in zip(events, kinds, strict=True) if kind in _KEPT_CATEGORIES]
+    row_kinds = [kind for kind in kinds if kind in _KEPT_CATEGORIES]
+    operators = [e for e, kind in zip(events, kinds, strict=True) if kind is RowKind.OPERATOR]
+    python = [e for e, kind in zip(events, kinds, strict=True) if kind is RowKind.PYTHON]
+    for kind, extra in (
+        (RowKind.OPERATOR, [e for e in operators if e.name == "record_param_comms"]),
+        (RowKind.PYTHON, [e for e in python if str(e.name).startswith("nn.Module: ")]),
+    ):
+        kept += extra
+        row_kinds += [kind] * len(extra)
     set_aside: Counter[str] = Counter()
     start, duration, valid = _stamps(kept, set_aside)
     if not valid.all():
@@ -156,18 +150,18 @@ def _columns(decoded: Decoded, *, exact: bool) -> Batch:
         row_kinds = [row_kinds[i] for i in chosen]
         start, duration = start[chosen], duration[chosen]
     sums, op_start, op_end = _operator_sums(operators, set_aside)
-    batch = _build(kept, row_kinds, start, duration)
-    edges = [*(op_start, op_end), *_host_edges(batch, start, duration)]
+    built = _build(kept, row_kinds, start, duration)
+    edges = [op_start, op_end, *_host_edges(built, start, duration)]
     known = [edge for edge in edges if edge is not None]
     return Batch(
-        columns=batch[0],
-        names=batch[1],
-        lanes=batch[2],
-        collectives=batch[3],
+        columns=built[0],
+        names=built[1],
+        lanes=built[2],
+        collectives=built[3],
         operators=sums,
-        python_rows=python_rows,
+        python_rows=len(python),
         rows=decoded.rows,
-        slices=len(decoded.events),
+        slices=len(events),
         set_aside=set_aside,
         host_start_ns=min(known, default=None),
         host_end_ns=max(known, default=None),
@@ -218,6 +212,8 @@ def _to_ns(values: list[Any]) -> NDArray[np.int64]:
         # Integers and fractions apart: the product of a double with 1000 would round.
         numbers = np.array(values, dtype=np.float64)
         whole = np.floor(numbers)
+        if ((np.abs(numbers) > EXACT_LIMIT_US) & (whole != numbers)).any():
+            raise _InexactError
         return whole.astype(np.int64) * 1000 + np.rint((numbers - whole) * 1000).astype(np.int64)
     if types == {msgspec.Raw}:
         return np.fromiter(map(_raw_ns, values), dtype=np.int64, count=len(values))
@@ -241,17 +237,19 @@ def _raw_ns(raw: msgspec.Raw) -> int:
 def _operator_sums(
     operators: list[Any], set_aside: Counter[str]
 ) -> tuple[dict[str, tuple[int, int]], int | None, int | None]:
+    """Sum host operators by name; collectives among them stand in the columns as well."""
     if not operators:
         return {}, None, None
     start, duration, valid = _stamps(operators, set_aside)
-    names = _Interner()
-    codes = np.fromiter((names(event.name) for event in operators), np.int64, len(operators))
-    codes, start, duration = codes[valid], start[valid], duration[valid]
-    calls = np.bincount(codes, minlength=len(names.index))
-    total = np.bincount(codes, weights=duration, minlength=len(names.index))
+    names = _Codes()
+    codes = np.array([names[event.name] for event in operators], np.int64)
+    if not valid.all():
+        codes, start, duration = codes[valid], start[valid], duration[valid]
+    calls = np.bincount(codes, minlength=len(names))
+    total = np.bincount(codes, weights=duration, minlength=len(names))
     sums = {
         str(name): (int(calls[code]), int(total[code]))
-        for name, code in names.index.items()
+        for name, code in names.items()
         if calls[code]
     }
     stamped = start > 0
@@ -262,58 +260,78 @@ def _operator_sums(
 
 def _build(
     events: list[Any],
-    kinds: list[RowKind],
+    categories: list[RowKind],
     start: NDArray[np.int64],
     duration: NDArray[np.int64],
 ) -> _Built:
     size = len(events)
-    names, lanes, shapes = _Interner(), _Interner(), _Interner()
-    refined: dict[tuple[RowKind, Any, bool], RowKind] = {}
-    rules = kernel_rules()
-    kind = np.empty(size, np.uint8)
-    lane = np.empty(size, np.int32)
-    correlation = np.full(size, NO_ID, np.int64)
-    moved = np.full(size, NO_ID, np.int64)
+    names, lanes, shapes = _Codes(), _Codes(), _Codes()
+    name = np.array([names[event.name] for event in events], np.int32)
+    arguments = [event.args for event in events]
+    category = np.array(categories, np.uint8)
+    lane = np.array(
+        [
+            lanes[_device_lane(event, args) if kind in _DEVICE else (event.pid, event.tid, None)]
+            for event, args, kind in zip(events, arguments, categories, strict=True)
+        ],
+        np.int32,
+    )
+    correlation = _ids([None if args is None else args.correlation for args in arguments])
+    sizes = [
+        None if args is None else args.bytes if args.bytes is not None else args.size
+        for args in arguments
+    ]
     collective = np.full(size, -1, np.int32)
     sequence = np.full(size, -1, np.int32)
-    name = np.fromiter((names(str(event.name)) for event in events), np.int32, size)
-    for row, (event, category) in enumerate(zip(events, kinds, strict=True)):
-        arguments = event.args
-        has_collective = False
-        if arguments is not None:
-            if (value := arguments.correlation) is not None:
-                correlation[row] = value if _small(value) else _fold(value)
-            if value := arguments.bytes if arguments.bytes is not None else arguments.size:
-                moved[row] = _count(value)
-            if arguments.collective is not None or arguments.group is not None:
-                has_collective = arguments.collective is not None
-                collective[row] = shapes(_collective(arguments))
-                if (number := _whole(arguments.sequence)) is not None and 0 <= number < 1 << 31:
-                    sequence[row] = number
-        key = (category, event.name, has_collective)
-        found = refined.get(key)
-        if found is None:
-            found = refined[key] = rules.refine(
-                category, str(event.name), has_collective_arguments=has_collective
-            )
-        kind[row] = found
-        if category in _DEVICE:
-            lane[row] = lanes(_device_lane(event, arguments))
-        else:
-            lane[row] = lanes((event.pid, event.tid, None))
+    said = np.zeros(size, bool)
+    for row, args in enumerate(arguments):
+        if args is None or (args.collective is None and args.group is None):
+            continue
+        said[row] = args.collective is not None
+        collective[row] = shapes[_collective(args)]
+        if (number := _whole(args.sequence)) is not None and 0 <= number < 1 << 31:
+            sequence[row] = number
     columns: dict[str, NDArray[Any]] = {
-        "kind": kind,
+        "kind": _refined(category, name, said, list(names)),
         "name": name,
         "lane": lane,
         "start_ns": start,
         "duration_ns": duration,
         "correlation": correlation,
-        "bytes": moved,
+        "bytes": np.array([NO_ID if v is None else _count(v) for v in sizes], np.int64),
         "collective": collective,
         "sequence": sequence,
     }
-    places = [(str(pid), str(tid), device) for pid, tid, device in lanes.index]
-    return columns, list(names.index), places, list(shapes.index)
+    places = [(str(pid), str(tid), device) for pid, tid, device in lanes]
+    return columns, [str(value) for value in names], places, list(shapes)
+
+
+def _refined(
+    category: NDArray[np.uint8], name: NDArray[np.int32], said: NDArray[np.bool_], names: list[Any]
+) -> NDArray[np.uint8]:
+    """Apply the name rules once per distinct (category, arguments, name)."""
+    rules = kernel_rules()
+    keys = (name.astype(np.int64) << 8) | (category.astype(np.int64) << 1) | said
+    unique, inverse = np.unique(keys, return_inverse=True)
+    kinds = [
+        rules.refine(
+            RowKind((key >> 1) & 0x7F),
+            str(names[key >> 8]),
+            has_collective_arguments=bool(key & 1),
+        )
+        for key in unique.tolist()
+    ]
+    return np.array(kinds, np.uint8)[inverse] if kinds else category
+
+
+def _ids(values: list[Any]) -> NDArray[np.int64]:
+    filled = [NO_ID if value is None else value for value in values]
+    if set(map(type, filled)) <= {int}:
+        try:
+            return np.array(filled, np.int64)
+        except OverflowError:
+            pass
+    return np.array([NO_ID if v == NO_ID else _fold(v) for v in filled], np.int64)
 
 
 def _device_lane(event: Any, arguments: Any) -> tuple[Any, Any, int | None]:
@@ -324,10 +342,6 @@ def _device_lane(event: Any, arguments: Any) -> tuple[Any, Any, int | None]:
     if arguments is not None and arguments.stream is not None:
         stream = arguments.stream
     return (event.pid, stream, -1 if device is None else device)
-
-
-def _small(value: Any) -> bool:
-    return type(value) is int and -(1 << 63) < value < 1 << 63
 
 
 def _fold(value: Any) -> int:

@@ -7,7 +7,7 @@ repaired and read event by event.
 
 import gc
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -17,11 +17,11 @@ import msgspec
 from kansoku.formats.kineto._repair import repair_chunk, salvage
 from kansoku.formats.kineto._scan import Piece, last_seam, middle_seam
 
-__all__ = ["Arguments", "Damage", "Decoded", "Event", "decode", "exact_needed", "nanoseconds"]
+__all__ = ["EXACT_LIMIT_US", "Arguments", "Damage", "Decoded", "Event", "decode", "nanoseconds"]
 
 _STRETCH_BYTES = 32 << 10
 # Doubles hold microseconds to the nanosecond up to 2**43; above, stamps are read as text.
-_EXACT_LIMIT_US = float(1 << 43)
+EXACT_LIMIT_US = float(1 << 43)
 _ARRAY_END = re.compile(rb"\}\s*\](?=\s*(?:\}|,\s*\"|$))")
 _MAX_NS = 1 << 62
 
@@ -216,11 +216,6 @@ def _from_dict(row: dict[str, Any]) -> Event:
 
 def _loose(value: Any) -> _Loose:
     return value if isinstance(value, int | float | str) else None
-
-
-def exact_needed(stamps: Sequence[Any]) -> bool:
-    """Say whether some stamp has a fraction that a double of its size cannot hold."""
-    return any(type(stamp) is float and abs(stamp) > _EXACT_LIMIT_US for stamp in stamps)
 
 
 def nanoseconds(value: Any) -> int | None:

@@ -5,7 +5,9 @@ import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import IO, Any
 
 from isal import isal_zlib
 
@@ -14,6 +16,7 @@ from kansoku.errors import InputError
 __all__ = ["Source", "find_sources", "read_blocks"]
 
 _BLOCK_BYTES = 1 << 20
+_MEMBER_BLOCK_BYTES = 1 << 14
 _SUFFIXES = (".json", ".json.gz", ".trace", ".trace.gz")
 _TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 _GZIP_ERRORS: tuple[type[Exception], ...] = (isal_zlib.error, zlib.error)  # type: ignore[assignment]
@@ -105,24 +108,39 @@ def read_blocks(source: Source, problems: list[str]) -> Iterator[bytes]:
         raise InputError(f"cannot read: {error.strerror}", where=str(source)) from None
 
 
-def _file_blocks(first: bytes, file: object) -> Iterator[bytes]:
+def _file_blocks(first: bytes, file: IO[bytes]) -> Iterator[bytes]:
     block = first
     while block:
         yield block
-        block = file.read(_BLOCK_BYTES)  # type: ignore[attr-defined]
+        block = file.read(_BLOCK_BYTES)
 
 
 def _member_blocks(source: Source, problems: list[str]) -> Iterator[bytes]:
     try:
         with tarfile.open(source.path) as archive:
-            stream = archive.extractfile(source.member or "")
-            if stream is None:
-                raise InputError("not a regular file in the archive", where=str(source))
-            first = stream.read(_BLOCK_BYTES)
-            raw = _file_blocks(first, stream)
-            yield from _inflate(raw, problems) if first[:2] == b"\x1f\x8b" else raw
-    except (tarfile.TarError, EOFError, zlib.error, OSError, KeyError) as error:
+            member = next((entry for entry in archive if entry.name == source.member), None)
+            # Read beneath tarfile, which refuses a member that a cut archive holds in part.
+            file = archive.fileobj
+            if file is None or member is None:
+                raise InputError("unreadable archive", where=str(source))
+            file.seek(member.offset_data)
+            raw = _limited_blocks(file, member.size, problems)
+            first = next(raw, b"")
+            whole = chain([first], raw)
+            yield from _inflate(whole, problems) if first[:2] == b"\x1f\x8b" else whole
+    except (tarfile.TarError, EOFError, OSError, KeyError, *_GZIP_ERRORS) as error:
         problems.append(f"truncated: the archive ends early ({error})")
+
+
+def _limited_blocks(file: Any, size: int, problems: list[str]) -> Iterator[bytes]:
+    left = size
+    while left > 0:
+        block = file.read(min(_MEMBER_BLOCK_BYTES, left))
+        if not block:
+            problems.append("truncated: the archive ends early")
+            return
+        left -= len(block)
+        yield block
 
 
 def _inflate(blocks: Iterator[bytes], problems: list[str]) -> Iterator[bytes]:

@@ -11,10 +11,10 @@ import re
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.labs.kineto_files import START_US, Job, document, events, row, text, write
 
 from kansoku.app.trace import breakdown
 from kansoku.errors import InputError
-from tests.labs.kineto_files import START_US, Job, document, events, row, text, write
 
 JOB = Job()
 FIGURES = (
@@ -225,10 +225,8 @@ def test_a_trace_that_begins_at_zero_is_whole(tmp_path):
 @pytest.mark.parametrize("stamp", ['""', "null", '"soon"', "[]", "1e999"])
 def test_unreadable_stamps(same, stamp):
     extra = text(JOB).rstrip().removesuffix("}").rstrip()
-    bad = (
-        '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": %s, "dur": 5, "args": {}},'
-        % stamp
-    )
+    bad = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": S, "dur": 5},'
+    bad = bad.replace("S", stamp)
     content = extra.replace('"traceEvents": [', '"traceEvents": [' + bad, 1) + "}"
     same(content, incomplete=["1 slices set aside: no readable stamp"])
 

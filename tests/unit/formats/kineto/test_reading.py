@@ -8,13 +8,13 @@ from multiprocessing import get_context
 
 import numpy as np
 import pytest
+from tests.labs.kineto_files import BASE_NS, START_US, Job, document, events, row, text, write
 
 from kansoku.app.trace import breakdown
 from kansoku.catalog.kernels import RowKind, kernel_rules
 from kansoku.errors import InputError
 from kansoku.formats.kineto import NO_ID, find_sources, rank_from_name, read_trace
 from kansoku.formats.kineto._scan import split
-from tests.labs.kineto_files import BASE_NS, START_US, Job, document, events, row, text, write
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_graph_launch_with_many_and_few_kernels(tmp_path):
 def test_optimizer_rows_make_steps(tmp_path):
     rows = [r for r in events(Job()) if "ProfilerStep" not in r["name"]]
     for step in range(3):
-        rows.append(
+        rows.append(  # noqa: PERF401
             row(
                 "user_annotation",
                 "Optimizer.step#AdamW.step",
