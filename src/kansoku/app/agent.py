@@ -1,0 +1,349 @@
+"""The node agent: collectors, capture rings and profiles of this node, sent as they come."""
+
+import logging
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import polars as pl
+
+from kansoku.app.agent_rings import RingFollower
+from kansoku.catalog.metrics import metrics
+from kansoku.errors import KansokuError
+from kansoku.node import CollectorStatus, Host, Round, Rounds, Sample, labels, load_collectors
+from kansoku.node.edge.machine import Machine
+from kansoku.node.rows import SeriesText, event_rows, sample_rows
+from kansoku.node.switch import SwitchTarget, read_switches
+from kansoku.view import Column, Sentence, Table, Tone, View
+
+__all__ = ["Agent", "AgentSettings", "AgentSink", "agent_once", "default_spool", "run_agent"]
+
+_log = logging.getLogger(__name__)
+DEFAULT_ENDPOINT = "http://127.0.0.1:4318"
+_PROFILE_EVERY_S = 60.0
+
+
+class AgentSink(Protocol):
+    """Where rows go; :class:`kansoku.telemetry.Exporter` is one."""
+
+    def put_tables(self, tables: Mapping[str, pl.DataFrame], *, durable: bool = True) -> None:
+        """Take rows of several tables; raise nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """What the agent reads and how often."""
+
+    only: tuple[str, ...] = ()
+    """Collector names; empty for all."""
+    interval_s: float = 10.0
+    node: str | None = None
+    """Node name; None for the host's short name."""
+    root: str = "/"
+    """Root of /proc and /sys: another one for a recorded tree or a container's host mount."""
+    dcgm_url: str | None = None
+    slurm_node: str | None = None
+    switches_file: Path | None = None
+    from_boot: bool = False
+    """Read the kernel log from boot on, not from now on."""
+    ring_folder: Path | None = Path("/dev/shm/kansoku")  # noqa: S108 - the rings' documented home
+    """Where the capture rings of jobs are; None to leave them alone."""
+    sample_every: int = 100
+    """Send the full spans of each so many steps of a rank."""
+    profile_to: str | None = None
+    """Pyroscope address; py-spy profiles of the ranks on this node go there."""
+    collector_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Constructor arguments of collectors, such as those of a plug-in."""
+
+
+def default_spool() -> Path:
+    """Return the folder of the spool when none is named: the XDG state folder."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(state) / "kansoku" / "agent-spool"
+
+
+class Agent:
+    """Wires the machine, the collectors, the rings and the sink together."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        *,
+        host: Host | None = None,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Make the collectors; raise ConfigurationError for a setting that is wrong."""
+        self.settings = settings
+        self.host = host or Machine(root=settings.root, name=settings.node)
+        switches: tuple[SwitchTarget, ...] = ()
+        if settings.switches_file is not None:
+            text = settings.switches_file.read_text("utf-8")
+            switches = tuple(read_switches(text, where=str(settings.switches_file)))
+        given = {
+            "dcgm_url": settings.dcgm_url,
+            "slurm_node": settings.slurm_node,
+            "switches": switches,
+            "from_boot": settings.from_boot,
+            **settings.collector_settings,
+        }
+        collectors = load_collectors(settings.only, settings=given)
+        self._rounds = Rounds(collectors, self.host, monotonic_ns=monotonic_ns)
+        self._rings = (
+            RingFollower(settings.ring_folder, sample_every=settings.sample_every)
+            if settings.ring_folder is not None and not settings.only
+            else None
+        )
+        self._text = SeriesText(self.host.name)
+        self._sent = 0
+        self._dropped = 0
+
+    @property
+    def statuses(self) -> list[CollectorStatus]:
+        """What became of each collector."""
+        return self._rounds.statuses
+
+    def round(self) -> tuple[Round, dict[str, pl.DataFrame]]:
+        """Collect once; return what came, and the same as rows of tables."""
+        result = self._rounds.run()
+        result.samples.extend(self._self_samples())
+        tables: dict[str, pl.DataFrame] = {}
+        if self._rings is not None:
+            from_rings = self._rings.read()
+            tables.update(from_rings.tables)
+            result.samples.extend(from_rings.samples)
+        tables["metrics"] = sample_rows(result.samples, result.time_ns, self._text)
+        if result.events:
+            tables["events"] = event_rows(result.events)
+        return result, tables
+
+    def run(
+        self,
+        sink: AgentSink,
+        stop: threading.Event,
+        *,
+        after_round: Callable[["Agent"], None] = lambda _: None,
+    ) -> None:
+        """Collect every ``interval_s`` until ``stop``; a round late is skipped, not made up for."""
+        profiler = _Profiler(self) if self.settings.profile_to else None
+        due = time.monotonic()
+        while not stop.is_set():
+            result, tables = self.round()
+            try:
+                sink.put_tables(tables)
+                self._sent += len(result.samples)
+            except (KansokuError, OSError):
+                self._dropped += len(result.samples)
+                _log.exception("a round was not taken by the sink")
+            for event in result.events:
+                _log.info("%s %s: %s", event.kind, event.subject, event.body)
+            after_round(self)
+            if profiler is not None:
+                profiler.maybe(sink)
+            now = time.monotonic()
+            due = max(due + self.settings.interval_s, now)
+            stop.wait(due - now)
+
+    def running_ranks(self) -> list[tuple[str, int, int]]:
+        """Return (run, rank, pid) of recorded processes on this node that live."""
+        return self._rings.running() if self._rings is not None else []
+
+    def _self_samples(self) -> list[Sample]:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        pages = (self.host.read("/proc/self/statm") or "").split()
+        found = [
+            Sample("kansoku.agent.cpu.time", (), usage.ru_utime + usage.ru_stime),
+            Sample("kansoku.agent.samples", (), float(self._sent)),
+        ]
+        if len(pages) > 1 and self.settings.root == "/":
+            resident = int(pages[1]) * resource.getpagesize()
+            found.append(Sample("kansoku.agent.memory.usage", (), float(resident)))
+        over = sum(status.dropped for status in self.statuses)
+        for cause, count in (("sink", self._dropped), ("too_many_series", over)):
+            series = labels(("kansoku.cause", cause))
+            found.append(Sample("kansoku.agent.dropped", series, float(count)))
+        return found
+
+    def close(self) -> None:
+        """Close the collectors."""
+        self._rounds.close()
+
+
+class _Profiler:
+    """Profiles one rank after another in a thread of its own, so that no round waits for it."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._thread: threading.Thread | None = None
+        self._due = 0.0
+        self._next = 0
+
+    def maybe(self, sink: AgentSink) -> None:
+        """Start a profile when one is due and none runs."""
+        ranks = self._agent.running_ranks()
+        busy = self._thread is not None and self._thread.is_alive()
+        if not ranks or busy or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + _PROFILE_EVERY_S
+        target = ranks[self._next % len(ranks)]
+        self._next += 1
+        self._thread = threading.Thread(target=self._profile, args=(sink, *target), daemon=True)
+        self._thread.start()
+
+    def _profile(self, sink: AgentSink, run: str, rank: int, pid: int) -> None:
+        from kansoku.node.edge.profiles import profile_process, push_profile
+
+        agent = self._agent
+        try:
+            profile = profile_process(pid, start_ns=agent.host.now_ns())
+            if agent.settings.profile_to is not None:
+                names = {"run": run, "rank": str(rank), "host": agent.host.name}
+                push_profile(agent.settings.profile_to, profile, names)
+        except (KansokuError, OSError) as error:
+            _log.warning("no profile of process %d: %s", pid, error)
+            return
+        rows = [
+            {
+                "run": run,
+                "rank": rank,
+                "start_ns": profile.start_ns,
+                "end_ns": profile.end_ns,
+                "stack": stack,
+                "value": count,
+                "unit": "samples",
+            }
+            for stack, count in profile.stacks.items()
+        ]
+        sink.put_tables({"profiles": pl.DataFrame(rows)})
+
+
+def run_agent(
+    settings: AgentSettings,
+    *,
+    to: str = DEFAULT_ENDPOINT,
+    protocol: str = "arrow",
+    token: str | None = None,
+    spool: Path | None = None,
+    stop: threading.Event | None = None,
+    after_round: Callable[[Agent], None] = lambda _: None,
+) -> None:
+    """Run until ``stop``; rows wait in ``spool`` while ``to`` does not answer."""
+    from kansoku.telemetry import Exporter, MetricInfo
+
+    known = metrics()
+
+    def describe(name: str) -> MetricInfo | None:
+        entry = known.get(name)
+        if entry is None:
+            return None
+        return MetricInfo(unit=entry.unit, kind=entry.kind.value, description=entry.meaning)
+
+    agent = Agent(settings)
+    exporter = Exporter(
+        to,
+        protocol=protocol,
+        token=token,
+        spool=spool or default_spool(),
+        resource={"host.name": agent.host.name, "service.name": "kansoku-agent"},
+        describe=describe,
+    )
+    try:
+        agent.run(exporter, stop or threading.Event(), after_round=after_round)
+    finally:
+        agent.close()
+        exporter.close()
+
+
+def agent_once(settings: AgentSettings) -> tuple[dict[str, Any], View]:
+    """Collect once; return the JSON answer and a View. Nothing is sent."""
+    agent = Agent(settings)
+    try:
+        result, tables = agent.round()
+    finally:
+        agent.close()
+    return _answer(agent, result, tables), _view(agent, result)
+
+
+def _answer(agent: Agent, result: Round, tables: Mapping[str, pl.DataFrame]) -> dict[str, Any]:
+    known = metrics()
+    return {
+        "version": 1,
+        "node": agent.host.name,
+        "time_ns": result.time_ns,
+        "collectors": [
+            {
+                "name": status.name,
+                "state": _state(status),
+                "reason": status.absent or status.last_error,
+                "samples": status.samples,
+                "duration_ms": round(status.duration_ns / 1e6, 3),
+            }
+            for status in agent.statuses
+        ],
+        "samples": [
+            {
+                "metric": sample.metric,
+                "unit": known[sample.metric].unit if sample.metric in known else None,
+                "labels": dict(sample.labels),
+                "value": sample.value,
+            }
+            for sample in result.samples
+        ],
+        "events": [
+            {
+                "time_ns": event.time_ns,
+                "source": event.source,
+                "subject": event.subject,
+                "severity": event.severity,
+                "kind": event.kind,
+                "body": event.body,
+                "attributes": event.attributes,
+            }
+            for event in result.events
+        ],
+        "rows": {name: len(rows) for name, rows in tables.items()},
+    }
+
+
+def _state(status: CollectorStatus) -> str:
+    if status.absent is not None:
+        return "absent"
+    return "failed" if status.last_error is not None else "ok"
+
+
+_TONES = {"ok": Tone.GOOD, "absent": Tone.MUTED, "failed": Tone.BAD}
+
+
+def _view(agent: Agent, result: Round) -> View:
+    states = [_state(status) for status in agent.statuses]
+    rows = [
+        (s.name, state, s.samples or None, round(s.duration_ns / 1e6, 2), s.absent or s.last_error)
+        for s, state in zip(agent.statuses, states, strict=True)
+    ]
+    blocks: list[Table | Sentence] = [
+        Table(
+            title="Collectors",
+            columns=[
+                Column(title="collector"),
+                Column(title="state"),
+                Column(title="samples", numeric=True),
+                Column(title="ms", numeric=True),
+                Column(title="why"),
+            ],
+            rows=rows,
+            tones=[_TONES[state] for state in states],
+        )
+    ]
+    for event in result.events:
+        if event.kind in {"collector_absent", "collector_failed"}:
+            continue  # they stand in the table
+        tone = {"error": Tone.BAD, "warning": Tone.NOTICE}.get(event.severity, Tone.PLAIN)
+        text = f"{event.kind} {event.subject}"
+        blocks.append(Sentence(text=text, tone=tone, detail=event.body))
+    title = f"{agent.host.name}: {len(result.samples)} samples in one round"
+    return View(title=title, blocks=blocks)

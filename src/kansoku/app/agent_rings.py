@@ -1,0 +1,138 @@
+"""Follow the capture rings of jobs on this node: step rows, sampled spans, losses.
+
+The centre needs one row a rank and step. Full spans travel for every hundredth step and for
+steps that took twice their rank's median; the rest stays in the ring and the run's own folder.
+"""
+
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import polars as pl
+
+from kansoku.errors import KansokuError
+from kansoku.model import table_schema
+from kansoku.node import Sample, labels
+
+__all__ = ["FromRings", "RingFollower"]
+
+_log = logging.getLogger(__name__)
+_SLOW = 2.0
+_MEMORY_STEPS = 50
+_MAX_RUNS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromRings:
+    """What one look at the rings gave."""
+
+    tables: dict[str, pl.DataFrame] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Rank:
+    last_step: int = -1
+    durations: deque[int] = field(default_factory=lambda: deque(maxlen=_MEMORY_STEPS))
+
+
+class RingFollower:
+    """Remembers how far each rank was read."""
+
+    def __init__(self, folder: Path, *, sample_every: int = 100) -> None:
+        """Follow the run folders under ``folder``."""
+        self._folder = folder
+        self._sample_every = max(sample_every, 1)
+        self._ranks: dict[tuple[str, int], _Rank] = {}
+        self._seen: dict[Path, tuple[int, ...]] = {}
+        self._running: list[tuple[str, int, int]] = []
+
+    def running(self) -> list[tuple[str, int, int]]:
+        """Return (run, rank, pid) of processes whose rings say that they record."""
+        return list(self._running)
+
+    def read(self) -> FromRings:
+        """Return the steps that ended since the last call."""
+        try:
+            runs = sorted(p for p in self._folder.iterdir() if p.is_dir())[:_MAX_RUNS]
+        except OSError:
+            return FromRings()
+        steps: list[pl.DataFrame] = []
+        spans: list[pl.DataFrame] = []
+        samples: list[Sample] = []
+        self._running = []
+        for path in runs:
+            try:
+                self._read_run(path, steps, spans, samples)
+            except (KansokuError, OSError, ValueError) as error:
+                _log.debug("rings in %s: %s", path, error)
+        self._forget({path.name for path in runs})
+        tables: dict[str, pl.DataFrame] = {}
+        if steps:
+            tables["steps"] = pl.concat(steps)
+        if spans:
+            tables["spans"] = pl.concat(spans)
+        return FromRings(tables=tables, samples=samples)
+
+    def _read_run(
+        self,
+        path: Path,
+        steps: list[pl.DataFrame],
+        spans: list[pl.DataFrame],
+        samples: list[Sample],
+    ) -> None:
+        # Imported when a job is recorded here: most rounds of most nodes need none of it.
+        from kansoku.formats.run_directory import read_run
+        from kansoku.trace.steps import step_rows
+
+        data = read_run(path)
+        run = data.facts.run
+        live = [p for p in data.processes if p.state == "recording" and _is_alive(p.pid)]
+        self._running += [(run, p.rank, p.pid) for p in live]
+        who = labels(("kansoku.run", run))
+        count = float(data.counters["count"].sum() or 0)
+        samples.append(Sample("kansoku.run.ring.records", who, count))
+        lost = float(sum(p.lost for p in data.processes))
+        samples.append(Sample("kansoku.run.ring.lost", who, lost))
+        rows = step_rows(data.spans, facts=data.facts, resources=data.resources)
+        rows = rows.filter(pl.col("complete")).select(list(table_schema("steps")))
+        fresh = self._fresh(run, rows)
+        if fresh.is_empty():
+            return
+        steps.append(fresh)
+        wanted = self._wanted(run, fresh)
+        if not wanted.is_empty():
+            chosen = data.spans.join(wanted, on=["rank", "step"], how="semi")
+            spans.append(chosen.select(list(table_schema("spans"))))
+
+    def _fresh(self, run: str, rows: pl.DataFrame) -> pl.DataFrame:
+        kept = [
+            frame.filter(
+                pl.col("step") > self._ranks.setdefault((run, int(rank)), _Rank()).last_step
+            )
+            for (rank,), frame in rows.group_by("rank", maintain_order=True)
+        ]
+        return pl.concat(kept) if kept else rows.clear()
+
+    def _wanted(self, run: str, fresh: pl.DataFrame) -> pl.DataFrame:
+        chosen: list[tuple[int, int]] = []
+        for rank, step, duration in fresh.select("rank", "step", "duration_ns").iter_rows():
+            state = self._ranks[run, rank]
+            usual = median(state.durations) if len(state.durations) >= 5 else None
+            if step % self._sample_every == 0 or (usual and duration > _SLOW * usual):
+                chosen.append((rank, step))
+            state.durations.append(duration)
+            state.last_step = max(state.last_step, step)
+        schema = {"rank": pl.Int32, "step": pl.Int32}
+        return pl.DataFrame(chosen, schema=schema, orient="row")
+
+    def _forget(self, present: set[str]) -> None:
+        """Forget runs whose folder is gone; a long-lived agent sees thousands of jobs."""
+        if len(self._ranks) > 10_000:
+            self._ranks = {k: v for k, v in self._ranks.items() if k[0] in present}
+
+
+def _is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
