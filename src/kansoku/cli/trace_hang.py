@@ -1,0 +1,28 @@
+"""Name the ranks at fault for a hang: Flight Recorder dumps or a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kansoku.cli._flags import HtmlFlag, JsonFlag
+from kansoku.cli._output import emit
+
+
+def command(
+    dumps: Annotated[list[Path], typer.Argument(metavar="DUMPS…", help="Files or folders.")],
+    as_json: JsonFlag = False,
+    html: HtmlFlag = None,
+) -> None:
+    """Say which ranks did not enter which collective, and whom the others wait for.
+
+    Reads Flight Recorder dumps (pickle or JSON; the file name ends in the rank) and kansoku run
+    folders. Exit 1 if a hang was found.
+    """
+    from kansoku.app.trace_hang import found, hang, hang_json, hang_view
+    from kansoku.model import Verdict
+
+    report = hang(dumps)
+    emit(hang_json(report), hang_view(report), as_json=as_json, html=html)
+    if found(report) is Verdict.FOUND:
+        raise typer.Exit(1)

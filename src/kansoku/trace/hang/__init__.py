@@ -1,0 +1,1 @@
+"""Hangs: who did not enter which collective, and whom the others wait for."""
