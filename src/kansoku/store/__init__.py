@@ -15,6 +15,7 @@ from kansoku.store._interface import (
     matcher_list,
 )
 from kansoku.store._seal import Retention
+from kansoku.store.http import HttpStore
 from kansoku.store.local import LocalStore, StoreLimits
 from kansoku.store.queries import QUERIES, NamedQuery, Parameter
 
@@ -22,6 +23,7 @@ __all__ = [
     "QUERIES",
     "Aggregate",
     "Filters",
+    "HttpStore",
     "LocalStore",
     "Matcher",
     "Matchers",

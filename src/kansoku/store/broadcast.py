@@ -29,6 +29,11 @@ class Listener:
         """Batches lost because the reader was too slow."""
         return self._dropped
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more will come."""
+        return self._closed
+
     def put(self, table: str, rows: pa.Table) -> None:
         """Take a batch, never waiting."""
         with self._changed:

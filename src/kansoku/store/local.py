@@ -431,6 +431,10 @@ class LocalStore:
         """Return freshly kept rows of those tables from now on."""
         return self._broadcast.subscribe(tables, capacity=capacity)
 
+    def end_subscriptions(self) -> None:
+        """End every subscription, before a server stops."""
+        self._broadcast.close()
+
     def owners(self) -> list[OwnerRow]:
         """Return (run, job, user, account, consent) of every run whose sender said so."""
         with self._snapshot() as (cursor, _):

@@ -1,6 +1,5 @@
 """What both receivers share: a request body to rows to the store, with counts at every stage."""
 
-import asyncio
 import hashlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +14,9 @@ from kansoku.model import Origin, Receipt
 from kansoku.telemetry.batch import unpack_batch
 from kansoku.telemetry.decode import decode, decode_json
 from kansoku.telemetry.decode_plain import Decoded, owner_of
+from kansoku.telemetry.labels import merge_labels
 
-__all__ = ["Intake", "IntakeCounts", "IntakeLimits", "Sink", "inflate"]
+__all__ = ["Intake", "IntakeCounts", "IntakeLimits", "Sink", "TooLargeError", "inflate"]
 
 
 class Sink(Protocol):
@@ -170,7 +170,7 @@ class Intake:
             raise
         decoded = Decoded(items=sum(len(rows) for rows in tables.values()))
         decoded.tables = {
-            name: _with_resource(rows, resource) if name == "metrics" else rows
+            name: merge_labels(rows, resource) if name == "metrics" else rows
             for name, rows in tables.items()
         }
         if (owner := owner_of(resource)) is not None:
@@ -219,15 +219,3 @@ class Intake:
             counts.rejected[reason] = counts.rejected.get(reason, 0) + number
         for reason, number in decoded.skipped.items():
             counts.skipped[reason] = counts.skipped.get(reason, 0) + number
-
-
-def _with_resource(rows: pa.Table, resource: Mapping[str, str]) -> pa.Table:
-    """Add the resource to every series' labels, as OTLP's receiver does."""
-    from kansoku.telemetry.labels import merge_labels
-
-    return merge_labels(rows, resource)
-
-
-async def settle(answer: "Future[Receipt]") -> Receipt:
-    """Wait for a receipt without holding the event loop."""
-    return await asyncio.wrap_future(answer)

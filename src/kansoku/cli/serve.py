@@ -1,0 +1,96 @@
+"""Receive OTLP, keep it, answer queries and show pages, in one process."""
+
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kansoku.cli._flags import StoreFlag
+from kansoku.errors import InputError
+
+__all__ = ["command"]
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def _age(text: str | None, flag: str) -> int | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,6})([smhdw])", text)
+    if match is None:
+        raise InputError(f"{text!r} is not an age such as 30d or 12h", where=flag)
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _size(text: str | None, flag: str) -> int | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,9})([KMGT]?)(iB|B)?", text)
+    if match is None:
+        raise InputError(f"{text!r} is not a size such as 200G", where=flag)
+    return int(match[1]) * _SIZES[match[2]]
+
+
+def command(  # noqa: PLR0917 - flags of a command
+    store: StoreFlag = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the pages and the API; 0: any free.")] = 8080,
+    otlp_port: Annotated[int, typer.Option(help="Port of OTLP over HTTP.")] = 4318,
+    grpc_port: Annotated[int, typer.Option(help="Port of OTLP over gRPC; -1: none.")] = 4317,
+    principals: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Who may send and see what (TOML).")
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(metavar="PEM", help="For HTTPS.")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="PEM", help="Its key.")] = None,
+    client_ca: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="Whose certificates clients must have.")
+    ] = None,
+    retention: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Remove rows older than this: 90d.")
+    ] = None,
+    max_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Remove the oldest hours beyond: 200G.")
+    ] = None,
+) -> None:
+    """Receive OTLP, keep it, answer queries and show pages, in one process."""
+    from kansoku.app.serve import Server, ServeSettings
+    from kansoku.app.store import default_store
+    from kansoku.store import Retention, StoreLimits
+
+    if store is not None and store.startswith(("http://", "https://")):
+        raise InputError(f"{store} is a server; serve needs a folder", where="--store")
+    settings = ServeSettings(
+        folder=Path(store) if store else default_store(),
+        host=host,
+        port=port,
+        otlp_port=otlp_port,
+        grpc_port=None if grpc_port < 0 else grpc_port,
+        principals=principals,
+        certificate=certificate,
+        key=key,
+        client_authority=client_ca,
+        store=StoreLimits(
+            retention=Retention(
+                default_age_s=_age(retention, "--retention"),
+                max_bytes=_size(max_size, "--max-size"),
+            )
+        ),
+    )
+    server = Server(settings)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: server.interrupt())
+    server.start()
+    grpc = "no gRPC" if server.grpc_port is None else f"gRPC {server.grpc_port}"
+    print(
+        f"kansoku serves {settings.folder}: {server.url} (pages and API), "
+        f"OTLP HTTP {server.otlp_port}, {grpc}",
+        file=sys.stderr,
+    )
+    for note in server.notes:
+        print(note, file=sys.stderr)
+    server.wait()
+    server.stop()
