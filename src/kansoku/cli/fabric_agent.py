@@ -1,0 +1,58 @@
+"""Probe the fabric from this host and answer probes."""
+
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+
+def command(
+    rnic: Annotated[
+        list[str],
+        typer.Option("--rnic", metavar="DEVICE=ADDRESS", help="An RNIC; repeat for each."),
+    ],
+    node: Annotated[
+        str | None, typer.Option(help="Node name in the cluster file; default the host name.")
+    ] = None,
+    controller: Annotated[
+        str, typer.Option(metavar="URL", help="http://HOST:PORT or unix:/PATH.")
+    ] = "http://127.0.0.1:8080",
+    transport: Annotated[str, typer.Option(help="udp or verbs.")] = "udp",
+    stamps: Annotated[str, typer.Option(help="hardware, kernel or application.")] = "kernel",
+    port: Annotated[
+        int | None, typer.Option(help="UDP port of probes; the same on every agent.")
+    ] = None,
+    bind_device: Annotated[
+        bool, typer.Option(help="Bind sockets to the device: NICs that share a subnet.")
+    ] = False,
+) -> None:
+    """Run prober and responder of every RNIC of this host until stopped.
+
+    Keeps working from the last pinglist while the controller is away.
+    """
+    from kansoku.app.fabric import agent
+    from kansoku.errors import InputError
+
+    pairs = []
+    for text in rnic:
+        device, _, address = text.partition("=")
+        if not device or not address:
+            raise InputError(f"--rnic {text!r} is not DEVICE=ADDRESS")
+        pairs.append((device, address))
+    for name, value, known in (
+        ("transport", transport, ("udp", "verbs")),
+        ("stamps", stamps, ("hardware", "kernel", "application")),
+    ):
+        if value not in known:
+            raise InputError(f"--{name} {value!r} is not one of {', '.join(known)}")
+    import socket
+
+    running = agent(
+        node or socket.gethostname(), pairs, controller,
+        stamps=stamps, transport=transport, port=port, bind_device=bind_device,
+    )  # fmt: skip
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: running.stop())
+    print(f"fabric agent: {', '.join(rnic)} to {controller}", file=sys.stderr)
+    running.run()

@@ -1,0 +1,328 @@
+"""The controller's mind: registry, pinglists, windows, verdicts. No socket, no clock.
+
+Times come in as Unix nanoseconds; :mod:`kansoku.fabric.edge.http` gives it a listener and a clock.
+"""
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from kansoku.errors import InputError
+from kansoku.fabric.analyser import Analysis, analyse
+from kansoku.fabric.ecmp import FIRST_PORT, PORTS
+from kansoku.fabric.ledger import Change, Ledger
+from kansoku.fabric.messages import AckPath, Entry, Pinglist, Register, RnicAddress, ServiceTuple
+from kansoku.fabric.paths import PathBook
+from kansoku.fabric.pinglist import SERVICE, Plan, make_plan
+from kansoku.fabric.settings import Settings
+from kansoku.fabric.summary import Report, TraceRow
+from kansoku.fabric.topology import Topology
+from kansoku.fabric.window import Window, merge, merge_reports
+
+__all__ = ["Controller", "Outcome"]
+
+_HISTORY = 180  # windows kept for the views: an hour of 20 s windows
+
+
+@dataclass(slots=True)
+class _Member:
+    address: str
+    qpn: int
+    incarnation: int
+    since_ns: int
+    first_ns: int
+    report_ns: int | None = None
+    left: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One window with its verdict, what opened and closed, and its rows."""
+
+    window: Window
+    analysis: Analysis
+    changes: list[Change]
+
+
+class Controller:
+    """State of the fabric watch of one cluster."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        settings: Settings,
+        *,
+        now_ns: int,
+        switch_of_address: Mapping[str, str] | None = None,
+    ) -> None:
+        """Plan for the topology; hop addresses without a name keep their address."""
+        self.topology = topology
+        self.settings = settings
+        self.book = PathBook(topology, switch_of_address or {})
+        self.ledger = Ledger(settings)
+        self.history: deque[Outcome] = deque(maxlen=_HISTORY)
+        self.events: deque[Change] = deque(maxlen=10_000)
+        self._members: dict[int, _Member] = {}
+        self._services: dict[str, list[tuple[int, int, int]]] = {}
+        self._degraded: set[str] = set()
+        self._reports: dict[int, dict[tuple[str, int], Report]] = {}
+        self._window_ns = int(settings.window_s * 1e9)
+        self._next_start = (now_ns // self._window_ns) * self._window_ns
+        self._epoch = now_ns  # a restarted controller counts its revisions anew
+        self._revision = 0
+        self._plan: Plan | None = None
+        self._turn = -1
+        self.agents: dict[str, dict[str, float]] = {}
+        self.strangers = 0
+
+    # -- registry ---------------------------------------------------------------------------
+
+    def register(self, message: Register, now_ns: int) -> None:
+        """Take the newest address and QPN of an agent's RNICs."""
+        for rnic in message.rnics:
+            number = self.topology.index.get(rnic.name)
+            if number is None:
+                self.strangers += 1
+                raise InputError(
+                    f"RNIC {rnic.name} is not in the cluster file",
+                    remedy="name it NODE/DEVICE with a fabric NIC of the cluster file",
+                )
+            self._check(rnic)
+            before = self._members.get(number)
+            if before and (before.qpn, before.address) == (rnic.qpn, rnic.address):
+                before.left = False
+                continue
+            self._members[number] = _Member(
+                address=rnic.address,
+                qpn=rnic.qpn,
+                incarnation=message.incarnation,
+                since_ns=now_ns,
+                first_ns=before.first_ns if before else now_ns,
+                report_ns=before.report_ns if before else None,
+            )
+            self._revision += 1
+
+    @staticmethod
+    def _check(rnic: RnicAddress) -> None:
+        if not 0 <= rnic.qpn < 1 << 32 or not 0 < len(rnic.address) <= 64:
+            raise InputError(f"RNIC {rnic.name}: address or QPN is out of range")
+
+    def knows(self, rnic: str, qpn: str) -> bool:
+        """Return whether an RNIC is registered with this QPN and has not left."""
+        member = self._members.get(self.topology.index.get(rnic, -1))
+        return member is not None and str(member.qpn) == qpn and not member.left
+
+    def leave(self, names: Iterable[str]) -> None:
+        """Take an agent's goodbye: nobody probes its RNICs until it comes back."""
+        for name in names:
+            member = self._members.get(self.topology.index.get(name, -1))
+            if member:
+                member.left = True
+                self._revision += 1
+
+    # -- services ---------------------------------------------------------------------------
+
+    def set_service(self, job: str, tuples: Iterable[ServiceTuple]) -> int:
+        """Probe the paths of a running job; return how many tuples are known here."""
+        found = []
+        for one in tuples:
+            a, b = self.topology.index.get(one.source), self.topology.index.get(one.target)
+            if a is not None and b is not None and FIRST_PORT <= one.port < FIRST_PORT + PORTS:
+                found.append((a, b, one.port))
+        self._services[job] = found
+        self._revision += 1
+        return len(found)
+
+    def end_service(self, job: str) -> None:
+        """Stop probing the paths of a job that ended."""
+        if self._services.pop(job, None) is not None:
+            self._revision += 1
+        self._degraded.discard(job)
+
+    def set_degraded(self, job: str, *, degraded: bool) -> None:
+        """Note that a job is known to run slowly or to stand: what is on its paths is P0."""
+        (self._degraded.add if degraded else self._degraded.discard)(job)
+
+    # -- pinglists --------------------------------------------------------------------------
+
+    def plan(self, now_ns: int) -> Plan:
+        """Return the tuples of the current hour."""
+        turn = int(now_ns / 1e9 // self.settings.rotation_s)
+        if self._plan is None or turn != self._turn:
+            self._plan = make_plan(self.topology, self.settings, time_s=now_ns / 1e9)
+            self._turn = turn
+        return self._plan
+
+    def version(self, now_ns: int) -> str:
+        """Return what changes whenever a pinglist may have changed."""
+        self.plan(now_ns)
+        return f"{self._epoch}.{self._revision}.{self._turn}"
+
+    def pinglist(self, rnic: str, now_ns: int) -> Pinglist:
+        """Return what an RNIC probes and traces."""
+        number = self.topology.index.get(rnic)
+        if number is None:
+            raise InputError(f"RNIC {rnic} is not in the cluster file")
+        plan = self.plan(now_ns)
+        probes = []
+        mine = slice(int(plan.offsets[number]), int(plan.offsets[number + 1]))
+        for target, port, kind, interval in zip(
+            plan.target[mine].tolist(), plan.port[mine].tolist(), plan.kind[mine].tolist(),
+            plan.interval_s[mine].tolist(), strict=True,
+        ):  # fmt: skip
+            member = self._members.get(target)
+            if member and not member.left:
+                probes.append(Entry(target, member.address, member.qpn, port, kind, interval))
+        rows = plan.by_target[plan.target_offsets[number] : plan.target_offsets[number + 1]]
+        acks = list(zip(plan.source[rows].tolist(), plan.port[rows].tolist(), strict=True))
+        for tuples in self._services.values():
+            for source, target, port in tuples:
+                member = self._members.get(target)
+                if source == number and member and not member.left:
+                    pace = self.settings.service_interval_s
+                    probes.append(Entry(target, member.address, member.qpn, port, SERVICE, pace))
+                if target == number:
+                    acks.append((source, port))
+        traces = [
+            AckPath(source, self._members[source].address, port)
+            for source, port in acks
+            if source in self._members
+        ]
+        return Pinglist(
+            version=self.version(now_ns),
+            settings=dataclasses.asdict(self.settings),
+            probes=probes,
+            traces=traces,
+        )
+
+    # -- windows ----------------------------------------------------------------------------
+
+    def report(self, report: Report, now_ns: int) -> None:
+        """Take what an RNIC saw in one window."""
+        number = self.topology.index.get(report.rnic)
+        if number is None:
+            self.strangers += 1
+            return
+        member = self._members.get(number)
+        if member:
+            member.report_ns = max(member.report_ns or 0, report.window_start_ns + report.window_ns)
+        if report.agent:
+            self.agents[report.rnic.split("/")[0]] = dict(report.agent)
+        start = (report.window_start_ns // self._window_ns) * self._window_ns
+        # An agent that was cut off sends old windows later: they teach paths, not verdicts.
+        if start < self._next_start or start > now_ns + self._window_ns:
+            self._learn([(number, trace) for trace in report.traces])
+            return
+        self._reports.setdefault(start, {})[report.rnic, report.incarnation] = report
+
+    def _learn(self, traces: Iterable[tuple[int, TraceRow]]) -> None:
+        for source, trace in traces:
+            if trace.reached:
+                self.book.learn(source, trace.target, trace.port, trace.hops)
+
+    def step(self, now_ns: int) -> list[Outcome]:
+        """Close every window whose reports are due and return their verdicts."""
+        wait = int((self.settings.timeout_s + self.settings.grace_s) * 1e9)
+        outcomes = []
+        while self._next_start + self._window_ns + wait <= now_ns:
+            outcomes.append(self._close(self._next_start))
+            self._next_start += self._window_ns
+            behind = (now_ns - wait - self._next_start) // self._window_ns
+            if behind > 2:  # the machine slept: nothing was watched meanwhile
+                self._next_start += (behind - 1) * self._window_ns
+                self._reports = {s: r for s, r in self._reports.items() if s >= self._next_start}
+        return outcomes
+
+    def _close(self, start: int) -> Outcome:
+        end = start + self._window_ns
+        reports = list(self._reports.pop(start, {}).values())
+        rows, traces = merge_reports(reports, self.topology.index)
+        window = Window(
+            start_ns=start,
+            end_ns=end,
+            rows=rows,
+            traces=traces,
+            silent_hosts=self._silent(end),
+            gone=frozenset(n for n, m in self._members.items() if m.left),
+            qpns={n: m.qpn for n, m in self._members.items()},
+            changed=frozenset(n for n, m in self._members.items() if m.since_ns >= start),
+            reporting=len({r.rnic for r in reports}),
+            rtt=merge(r.rtt for r in reports),
+            responder=merge(r.responder for r in reports),
+            prober=merge(r.prober for r in reports),
+            degraded_jobs=frozenset(self._degraded & set(self._services)),
+        )
+        # Paths from before first: a trace that a failure rerouted must not teach the new path
+        # before the losses of this window were laid to the old one.
+        unknown = [(n, t) for n, t in traces if t.reached and not self._known(n, t.target, t.port)]
+        self._learn(unknown)
+        analysis = analyse(window, self.topology, self.book, self.settings)
+        self._learn(traces)
+        changes = self.ledger.update(analysis)
+        self.events.extend(changes)
+        outcome = Outcome(window=window, analysis=analysis, changes=changes)
+        self.history.append(outcome)
+        return outcome
+
+    def _known(self, source: int, target: int, port: int) -> int:
+        count = len(self.topology.rnics)
+        return self.book.known((source * count + target) * PORTS + port - FIRST_PORT)
+
+    def _silent(self, end_ns: int) -> dict[str, float | None]:
+        silent: dict[str, float | None] = {}
+        spoke: dict[int, int] = {}
+        waiting: dict[int, int] = {}
+        for number, member in self._members.items():
+            if member.left:
+                continue
+            host = int(self.topology.rnic_host[number])
+            spoke[host] = max(spoke.get(host, 0), member.report_ns or 0)
+            waiting[host] = max(waiting.get(host, 0), member.since_ns)
+        for host, last in spoke.items():
+            age = (end_ns - max(last, waiting[host])) / 1e9
+            # A report of window w ends at w's end: one missed window has the age of a window.
+            if age >= max(self.settings.silent_s, self.settings.window_s) * 0.999:
+                silent[self.topology.hosts[host]] = (end_ns - last) / 1e9 if last else None
+        return silent
+
+    def members(self) -> dict[str, dict[str, object]]:
+        """Return the registry for views."""
+        return {
+            self.topology.rnics[n]: {
+                "address": m.address, "qpn": m.qpn, "since_ns": m.since_ns,
+                "report_ns": m.report_ns, "left": m.left,
+            }
+            for n, m in sorted(self._members.items())
+        }  # fmt: skip
+
+    def services(self) -> dict[str, int]:
+        """Return running jobs and how many tuples each has."""
+        return {job: len(tuples) for job, tuples in self._services.items()}
+
+    def matrix(self, *, by_tor: bool = True) -> dict[str, np.ndarray]:
+        """Return loss ratio and median RTT of the last window, ``(n, n)``, NaN without probes."""
+        count = len(self.topology.tors if by_tor else self.topology.rnics)
+        cells = count * count
+        probes, lost, weighted, answered = (np.zeros(cells) for _ in range(4))
+        if self.history:
+            rows = self.history[-1].window.rows
+            place = self.topology.rnic_tor if by_tor else np.arange(count)
+            cell = place[rows.source].astype(np.int64) * count + place[rows.target]
+            good = ~np.isnan(rows.rtt_p50_ns)
+            weight = (rows.probes - rows.lost)[good].astype(np.float64)
+            probes += np.bincount(cell, weights=rows.probes, minlength=cells)
+            lost += np.bincount(cell, weights=rows.lost, minlength=cells)
+            weighted += np.bincount(
+                cell[good], weights=rows.rtt_p50_ns[good] * weight, minlength=cells
+            )
+            answered += np.bincount(cell[good], weights=weight, minlength=cells)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shape = (count, count)
+            return {
+                "probes": probes.reshape(shape),
+                "loss_ratio": (lost / probes).reshape(shape),
+                "rtt_us": (weighted / answered / 1e3).reshape(shape),
+            }

@@ -1,0 +1,1 @@
+"""Sockets, clocks and HTTP of the fabric prober."""

@@ -1,0 +1,132 @@
+"""The fabric agent of one host: a loop over the transports of its RNICs."""
+
+import logging
+import os
+import resource
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from kansoku.fabric.edge.uplink import Line, Uplink
+from kansoku.fabric.edge.worker import Worker
+from kansoku.fabric.messages import Pinglist, RnicAddress
+from kansoku.fabric.summary import Report
+
+__all__ = ["Agent"]
+
+_log = logging.getLogger(__name__)
+_SOON_NS = 200_000  # closer than this the loop does not sleep: epoll's grain is a millisecond
+
+
+class Agent:
+    """Probes, answers and reports for every RNIC of one host, until stopped."""
+
+    def __init__(
+        self, node: str, workers: Sequence[Worker], line: Line, *, incarnation: int
+    ) -> None:
+        """``workers`` carry the names NODE/DEV of the cluster file."""
+        self.workers = list(workers)
+        self._by_name: Mapping[str, Worker] = {worker.name: worker for worker in workers}
+        self._incarnation = incarnation
+        self._new: dict[str, Pinglist] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self.uplink = Uplink(
+            line,
+            node,
+            incarnation,
+            [RnicAddress(w.name, w.transport.address, w.transport.qpn) for w in workers],
+            on_pinglist=self._keep,
+        )
+        self._cpu_at = (time.monotonic_ns(), time.process_time_ns())
+        self._cpu_ratio = 0.0
+        self.errors = 0
+
+    def _keep(self, rnic: str, pinglist: Pinglist) -> None:
+        with self._lock:
+            self._new[rnic] = pinglist
+
+    def stop(self) -> None:
+        """End :meth:`run`; safe from a signal handler."""
+        self._stop.set()
+
+    def run(self, *, heartbeat: Callable[[], None] | None = None) -> None:
+        """Work until stopped, then send what is left and say goodbye."""
+        poller = select.epoll()
+        by_fd = {worker.transport.fileno(): worker for worker in self.workers}
+        for fd in by_fd:
+            poller.register(fd, select.EPOLLIN)
+        self.uplink.start()
+        next_second = 0
+        try:
+            while not self._stop.is_set():
+                now = time.monotonic_ns()
+                due = now + 50_000_000
+                for worker in self.workers:
+                    due = min(due, worker.fire(now))
+                wait_ns = due - time.monotonic_ns()
+                ready = poller.poll(0 if wait_ns < _SOON_NS else min(wait_ns / 1e9, 0.05))
+                self._handle([by_fd[fd] for fd, _ in ready])
+                if now >= next_second:
+                    next_second = now + 100_000_000
+                    self._housekeeping(now)
+                    if heartbeat:
+                        heartbeat()
+        finally:
+            self.uplink.send(self._reports(everything=True))
+            self.uplink.stop()
+            poller.close()
+            for worker in self.workers:
+                worker.transport.close()
+
+    def _handle(self, ready: Sequence[Worker]) -> None:
+        for worker in ready:
+            try:
+                worker.handle()
+            except Exception:  # noqa: BLE001 - an agent loop, counted and logged
+                # Whatever comes in from the network must not end the agent.
+                self.errors += 1
+                _log.exception("fabric agent: input of %s", worker.name)
+
+    def _housekeeping(self, now_ns: int) -> None:
+        with self._lock:
+            new, self._new = self._new, {}
+        for name, pinglist in new.items():
+            self._by_name[name].take(pinglist, now_ns)
+        self._handle(self.workers)
+        self._throttle(now_ns)
+        self.uplink.send(self._reports())
+
+    def _throttle(self, now_ns: int) -> None:
+        """Stretch every interval while the agent takes more CPU than it may."""
+        then, cpu = self._cpu_at
+        if now_ns - then < 1_000_000_000:
+            return
+        used = time.process_time_ns()
+        self._cpu_ratio = (used - cpu) / (now_ns - then)
+        self._cpu_at = (now_ns, used)
+        for worker in self.workers:
+            limit = worker.settings.cpu_ratio
+            if self._cpu_ratio > limit:
+                worker.stretch = min(worker.stretch * 2, 16.0)
+            elif self._cpu_ratio < limit / 2:
+                worker.stretch = max(worker.stretch / 1.2, 1.0)
+
+    def _reports(self, *, everything: bool = False) -> list[Report]:
+        now = time.time_ns()
+        facts = {
+            "cpu_ratio": round(self._cpu_ratio, 4),
+            "resident_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
+            "dropped_reports": float(self.uplink.dropped),
+            "send_errors": float(sum(w.send_errors for w in self.workers)),
+            "stale_probes": float(sum(w.responder.stale for w in self.workers)),
+            "stretch": max((w.stretch for w in self.workers), default=1.0),
+            "errors": float(self.errors),
+            "pid": float(os.getpid()),
+        }
+        return [
+            report
+            for worker in self.workers
+            for report in worker.reports(now, self._incarnation, facts, everything=everything)
+        ]

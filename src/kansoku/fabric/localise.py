@@ -1,0 +1,155 @@
+"""From lost probes to the RNIC, link or switch at fault: peel, vote, compare.
+
+Every tuple is a row; its components are both RNICs, the switches and the directed links of the
+probe's and of the ACK's path. A lost probe votes for all of them. The component whose guilt
+explains the votes best is blamed, **its rows are set aside**, and the vote is counted again: else
+the peers of a dead RNIC under a small ToR, or the links beside a dead one, would be condemned
+with it.
+
+"Best" is the gain in log-likelihood over background loss, for a component with e of n probes lost
+
+    G = e ln(r/r0) + (n - e) ln((1 - r)/(1 - r0)),   r = e/n > r0
+
+(the G statistic of a binomial). Plain vote counts prefer what carries most traffic (a ToR over
+its link), plain ratios prefer what carries least (one link of a dead spine over the spine).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kansoku.fabric.settings import Settings
+
+__all__ = ["LINK", "RNIC", "SWITCH", "Blame", "localise"]
+
+RNIC, SWITCH, LINK = 0, 1, 2
+
+Ints32 = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
+_ROUNDS = 400  # more simultaneous faults than that is one fault that nobody modelled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """One component at fault; several share a ``group`` when nothing tells them apart."""
+
+    component: int
+    group: int
+    votes: int
+    """Lost probes over it that nothing else had explained."""
+    probes: int
+    loss_ratio: float
+    gain: float
+    """G, natural logarithm."""
+
+
+def _gain(lost: Floats, probes: Floats, background: float) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = lost / probes
+        good = probes - lost
+        gain = lost * np.log(ratio / background)
+        gain += np.where(good > 0, good * np.log((1 - ratio) / (1 - background)), 0.0)
+    return np.where((lost > 0) & (ratio > background), gain, 0.0)
+
+
+class _Votes:
+    """Lost and sent probes per component over the rows that are still unexplained."""
+
+    def __init__(self, components: Ints32, probes: Floats, lost: Floats, count: int) -> None:
+        self.components = components
+        self.row_probes = probes
+        self.row_lost = lost
+        self.active = np.ones(components.shape[1], dtype=bool)
+        self.count = count
+        self.probes = self._sum(probes, None)
+        hit = np.flatnonzero(lost > 0)
+        self.lost = self._sum(lost[hit], hit)
+
+    def _sum(self, weights: Floats, rows: npt.NDArray[np.intp] | None) -> Floats:
+        total = np.zeros(self.count + 1)
+        for column in self.components:
+            chosen = column if rows is None else column[rows]
+            # -1 (no component in this column) goes to the spare last place.
+            total += np.bincount(
+                np.where(chosen < 0, self.count, chosen), weights=weights, minlength=self.count + 1
+            )
+        return total[:-1]
+
+    def rows_of(self, component: int) -> npt.NDArray[np.bool_]:
+        found = np.zeros(self.components.shape[1], dtype=bool)
+        for column in self.components:
+            found |= column == component
+        return found & self.active
+
+    def set_aside(self, rows: npt.NDArray[np.bool_]) -> None:
+        chosen = np.flatnonzero(rows)
+        self.active[chosen] = False
+        self.probes -= self._sum(self.row_probes[chosen], chosen)
+        self.lost -= self._sum(self.row_lost[chosen], chosen)
+        np.clip(self.lost, 0, None, out=self.lost)
+
+
+def localise(
+    components: Ints32,
+    probes: npt.ArrayLike,
+    lost: npt.ArrayLike,
+    kinds: npt.NDArray[np.int8],
+    settings: Settings,
+    *,
+    slow: bool = False,
+) -> list[Blame]:
+    """Return who is to blame, strongest first.
+
+    ``components`` is ``(columns, rows)``: per row the distinct component numbers, -1 for none.
+    ``kinds`` is ``(components,)``. An RNIC that explains most but loses less than the policy's
+    ratio is peeled without blame. With ``slow`` the votes are of slow probes, not of lost ones.
+    """
+    votes = _Votes(
+        np.ascontiguousarray(components, dtype=np.int32),
+        np.asarray(probes, dtype=np.float64),
+        np.asarray(lost, dtype=np.float64),
+        len(kinds),
+    )
+    floor = np.where(kinds == RNIC, settings.rnic_loss, settings.link_loss)
+    background = settings.background_loss
+    if slow:
+        floor = np.full(len(kinds), settings.slow_ratio)
+        background = settings.slow_ratio / 5
+    blamed: list[Blame] = []
+    for group in range(_ROUNDS):
+        gain = _gain(votes.lost, votes.probes, background)
+        gain[votes.lost < settings.minimum_lost - 1e-9] = 0.0
+        best = float(gain.max(initial=0.0))
+        if best < settings.evidence:
+            break
+        leaders = _same_rows(votes, np.flatnonzero(gain >= best * (1 - 1e-9)))
+        aside = votes.rows_of(leaders[0])
+        for leader in leaders:
+            ratio = float(votes.lost[leader] / votes.probes[leader])
+            if ratio > floor[leader]:
+                blamed.append(
+                    Blame(
+                        component=leader,
+                        group=group,
+                        votes=round(float(votes.lost[leader])),
+                        probes=round(float(votes.probes[leader])),
+                        loss_ratio=ratio,
+                        gain=best,
+                    )
+                )
+        votes.set_aside(aside)
+    return blamed
+
+
+def _same_rows(votes: _Votes, leaders: npt.NDArray[np.intp]) -> Sequence[int]:
+    """Keep the leaders that stand on the first one's lost rows: only those are a tie."""
+    first = votes.rows_of(int(leaders[0])) & (votes.row_lost > 0)
+    kept = [int(leaders[0])]
+    kept += [
+        int(leader)
+        for leader in leaders[1:]
+        if np.array_equal(votes.rows_of(int(leader)) & (votes.row_lost > 0), first)
+    ]
+    return kept

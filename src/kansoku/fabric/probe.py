@@ -1,0 +1,326 @@
+"""The probe protocol: bytes in, events out. No socket and no clock.
+
+A probe and its two acknowledgements, with the six stamps of R-Pingmesh::
+
+    prober                      responder
+    ① CPU, ② NIC   ── probe ──▶  ③ NIC
+    ⑤ NIC, ⑥ CPU   ◀── ACK1 ──  ④ NIC
+                   ◀── ACK2 ──  carries ④ - ③
+
+What a probe is waiting for is one state; :data:`TRANSITIONS` is the whole machine. The NIC stamp
+② arrives on its own way and is data, not state. An answer that comes after the timeout changes no
+outcome, but it is reported as late: it says that the host was slow, not that the network lost.
+"""
+
+import struct
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+__all__ = [
+    "SIZE",
+    "TRANSITIONS",
+    "Kind",
+    "Late",
+    "Packet",
+    "Prober",
+    "Responder",
+    "Result",
+    "StampSource",
+    "State",
+    "decode",
+    "encode",
+]
+
+SIZE = 50
+"""Bytes of payload, as in the paper."""
+_FORMAT = struct.Struct("!4sBBHIIQqI14x")
+_MAGIC = b"kRP1"
+_HELD = 65536  # acknowledgements whose stamp is awaited; a flood must not fill the memory
+
+
+class Kind(IntEnum):
+    """What a packet is."""
+
+    PROBE = 1
+    ACK1 = 2
+    ACK2 = 3
+    TRACE = 4
+    TRACE_REPLY = 5
+
+
+class StampSource(StrEnum):
+    """Where the NIC stamps of a result come from; the weakest one names the result."""
+
+    HARDWARE = "hardware"
+    KERNEL = "kernel"
+    APPLICATION = "application"
+
+
+class State(StrEnum):
+    """What a probe is waiting for."""
+
+    SENT = "sent"
+    HAVE_ACK1 = "have_ack1"
+    HAVE_ACK2 = "have_ack2"
+    COMPLETE = "complete"
+    LOST = "lost"
+
+
+_TIMEOUT = "timeout"
+TRANSITIONS: dict[tuple[State, Kind | str], State] = {
+    (State.SENT, Kind.ACK1): State.HAVE_ACK1,
+    (State.SENT, Kind.ACK2): State.HAVE_ACK2,
+    (State.HAVE_ACK1, Kind.ACK2): State.COMPLETE,
+    (State.HAVE_ACK2, Kind.ACK1): State.COMPLETE,
+    (State.SENT, _TIMEOUT): State.LOST,
+    (State.HAVE_ACK1, _TIMEOUT): State.LOST,
+    (State.HAVE_ACK2, _TIMEOUT): State.LOST,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """One decoded packet."""
+
+    kind: Kind
+    hop: int
+    """Hop limit of a trace; 0 otherwise."""
+    source_port: int
+    target_qpn: int
+    source_qpn: int
+    sequence: int
+    delay_ns: int
+    """④ - ③ of an ACK2; 0 otherwise."""
+    tuple_id: int
+
+
+def encode(
+    kind: int,
+    *,
+    source_port: int,
+    target_qpn: int,
+    source_qpn: int,
+    sequence: int,
+    hop: int = 0,
+    delay_ns: int = 0,
+    tuple_id: int = 0,
+) -> bytes:
+    """Return the 50 bytes of a packet."""
+    return _FORMAT.pack(
+        _MAGIC, kind, hop, source_port, target_qpn, source_qpn, sequence, delay_ns, tuple_id
+    )
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+def decode(data: bytes) -> Packet | None:
+    """Return the packet, or None for anything that is not one of ours."""
+    if len(data) != SIZE:
+        return None
+    magic, kind, hop, port, target, source, sequence, delay, tuple_id = _FORMAT.unpack(data)
+    if magic != _MAGIC or kind not in _KINDS:
+        return None
+    return Packet(_KINDS[kind], hop, port, target, source, sequence, delay, tuple_id)
+
+
+@dataclass(slots=True)
+class Result:
+    """The outcome of one probe."""
+
+    tuple_id: int
+    t1_ns: int
+    """①; each difference stays inside one clock."""
+    t2_ns: int | None
+    t5_ns: int | None
+    t6_ns: int | None
+    responder_delay_ns: int | None
+    """④ - ③, None when lost."""
+    rtt_ns: int | None
+    """Network round trip, None when lost."""
+    prober_delay_ns: int | None
+    """(⑥-①)-(⑤-②); None when lost or without NIC stamps."""
+    stamp_source: StampSource
+    lost: bool
+    target_qpn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """An answer that came after its probe was counted as lost."""
+
+    tuple_id: int
+    t1_ns: int
+    responder_delay_ns: int | None
+    """Known when it was the ACK2 that came late."""
+
+
+class _Pending:
+    __slots__ = ("delay", "source", "state", "t1", "t2", "t5", "t6", "target_qpn", "tuple_id")
+
+    def __init__(self, tuple_id: int, t1: int, target_qpn: int, source: StampSource) -> None:
+        self.tuple_id = tuple_id
+        self.t1 = t1
+        self.target_qpn = target_qpn
+        self.state = State.SENT
+        self.source = source
+        self.t2: int | None = None
+        self.t5: int | None = None
+        self.t6: int | None = None
+        self.delay: int | None = None
+
+
+class Prober:
+    """The probes of one RNIC that are under way."""
+
+    def __init__(self, *, timeout_ns: int, hold_ns: int) -> None:
+        """Lose a probe after ``timeout_ns``; look at late answers for ``hold_ns`` more."""
+        self._timeout = timeout_ns
+        self._hold = hold_ns
+        self._pending: OrderedDict[int, _Pending] = OrderedDict()
+        self._late: OrderedDict[int, _Pending] = OrderedDict()
+        self.sequence = 0
+        self.duplicates = 0
+        self.strangers = 0
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def configure(self, timeout_ns: int, hold_ns: int) -> None:
+        """Change the times; probes under way are judged by the new ones."""
+        self._timeout, self._hold = timeout_ns, hold_ns
+
+    def start(self, tuple_id: int, t1_ns: int, target_qpn: int) -> int:
+        """Register a probe sent at ① and return its sequence number."""
+        self.sequence += 1
+        self._pending[self.sequence] = _Pending(
+            tuple_id, t1_ns, target_qpn, StampSource.APPLICATION
+        )
+        return self.sequence
+
+    def stamped(self, sequence: int, t2_ns: int, source: StampSource) -> None:
+        """Take the NIC's stamp ② of a probe."""
+        pending = self._pending.get(sequence)
+        if pending is not None:
+            pending.t2 = t2_ns
+            pending.source = source
+
+    def receive(self, packet: Packet, t5_ns: int | None, t6_ns: int) -> Result | Late | None:
+        """Take an ACK1 (⑤ by the NIC, ⑥ when polled) or ACK2; return an event when there is one."""
+        pending = self._pending.get(packet.sequence)
+        if pending is None:
+            return self._receive_late(packet)
+        state = TRANSITIONS.get((pending.state, packet.kind))
+        if state is None:
+            self.duplicates += 1
+            return None
+        # The NIC's clock decides: an answer that lay in the socket because we were slow is in time.
+        if (t6_ns if t5_ns is None else t5_ns) - pending.t1 > self._timeout:
+            self._lose(packet.sequence, pending)
+            self._late[packet.sequence] = pending
+            return self._result(pending, lost=True)
+        pending.state = state
+        if packet.kind is Kind.ACK1:
+            pending.t5, pending.t6 = t5_ns, t6_ns
+        else:
+            pending.delay = packet.delay_ns
+        if state is State.COMPLETE:
+            del self._pending[packet.sequence]
+            return self._result(pending, lost=False)
+        return None
+
+    def _receive_late(self, packet: Packet) -> Late | None:
+        pending = self._late.get(packet.sequence)
+        if pending is None:
+            self.strangers += 1
+            return None
+        if packet.kind is Kind.ACK2:
+            del self._late[packet.sequence]
+            return Late(pending.tuple_id, pending.t1, packet.delay_ns)
+        return None
+
+    def _lose(self, sequence: int, pending: _Pending) -> None:
+        del self._pending[sequence]
+        pending.state = TRANSITIONS[pending.state, _TIMEOUT]
+
+    def expire(self, now_ns: int) -> list[Result]:
+        """Return the probes whose time is over; call it after draining the socket."""
+        lost = []
+        while self._pending:
+            sequence, pending = next(iter(self._pending.items()))
+            if now_ns - pending.t1 <= self._timeout:
+                break
+            self._lose(sequence, pending)
+            self._late[sequence] = pending
+            lost.append(self._result(pending, lost=True))
+        while self._late:
+            sequence, pending = next(iter(self._late.items()))
+            if now_ns - pending.t1 <= self._timeout + self._hold and len(self._late) < _HELD:
+                break
+            del self._late[sequence]
+        return lost
+
+    @staticmethod
+    def _result(pending: _Pending, *, lost: bool) -> Result:
+        t1, t2, t5, t6, delay = pending.t1, pending.t2, pending.t5, pending.t6, pending.delay
+        rtt: int | None = None
+        prober: int | None = None
+        source = pending.source
+        if not lost and t6 is not None and delay is not None:
+            if t2 is not None and t5 is not None:
+                rtt = t5 - t2 - delay
+                prober = t6 - t1 - (t5 - t2)
+            else:
+                source = StampSource.APPLICATION
+                rtt = (t6 if t5 is None else t5) - t1 - delay
+        return Result(
+            pending.tuple_id, t1, t2, t5, t6, delay, rtt, prober, source, lost, pending.target_qpn
+        )
+
+
+class Responder:
+    """Answers probes of one RNIC: ACK1 at once, ACK2 when the stamp of ACK1 is known."""
+
+    def __init__(self, qpn: int) -> None:
+        """Answer for this queue pair number only, as the hardware would."""
+        self.qpn = qpn
+        self.stale = 0
+        self._held: OrderedDict[int, tuple[Packet, int]] = OrderedDict()
+        self._token = 0
+
+    def receive(self, packet: Packet, t3_ns: int) -> tuple[bytes, int] | None:
+        """Return ACK1 and the token of its stamp; None for a probe to an older QPN."""
+        if packet.target_qpn != self.qpn:
+            self.stale += 1
+            return None
+        self._token += 1
+        if len(self._held) >= _HELD:
+            self._held.popitem(last=False)
+        self._held[self._token] = (packet, t3_ns)
+        ack = encode(
+            Kind.ACK1,
+            source_port=packet.source_port,
+            target_qpn=packet.source_qpn,
+            source_qpn=self.qpn,
+            sequence=packet.sequence,
+            tuple_id=packet.tuple_id,
+        )
+        return ack, self._token
+
+    def stamped(self, token: int, t4_ns: int) -> tuple[bytes, Packet] | None:
+        """Return ACK2 for the stamp ④ of ACK1, and the probe it answers."""
+        held = self._held.pop(token, None)
+        if held is None:
+            return None
+        packet, t3 = held
+        ack = encode(
+            Kind.ACK2,
+            source_port=packet.source_port,
+            target_qpn=packet.source_qpn,
+            source_qpn=self.qpn,
+            sequence=packet.sequence,
+            delay_ns=t4_ns - t3,
+            tuple_id=packet.tuple_id,
+        )
+        return ack, packet

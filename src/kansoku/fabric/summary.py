@@ -1,0 +1,197 @@
+"""An agent's window: results in, one row per tuple and histograms per scope out.
+
+Plain Python and no NumPy: it runs on every host.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from kansoku.fabric.probe import Late, Result
+
+__all__ = ["Histogram", "Report", "Row", "TraceRow", "WindowSummary", "percentile_of"]
+
+_SUB = 16  # buckets per octave: 4.4 % resolution
+_KEEP = 512  # samples of a tuple and window from which its percentiles come
+
+
+def _bucket(value_ns: int) -> int:
+    """Return the bucket of a value: 16 per octave, linear inside."""
+    if value_ns < _SUB:
+        return max(value_ns, 0)
+    octave = value_ns.bit_length() - 5
+    return (octave << 4) + (value_ns >> octave)
+
+
+def bucket_middle_ns(bucket: int) -> float:
+    """Return the middle of a bucket, nanoseconds."""
+    if bucket < 2 * _SUB:
+        return float(bucket)
+    octave = (bucket >> 4) - 1
+    low = (bucket - (octave << 4)) << octave
+    return low + ((1 << octave) - 1) / 2
+
+
+Histogram = dict[int, int]
+
+
+def percentile_of(histogram: Histogram, quantile: float) -> float | None:
+    """Return a quantile (0-1) of a histogram in nanoseconds; None when it is empty."""
+    total = sum(histogram.values())
+    if not total:
+        return None
+    wanted = quantile * (total - 1)
+    seen = 0
+    for bucket in sorted(histogram):
+        seen += histogram[bucket]
+        if seen > wanted:
+            return bucket_middle_ns(bucket)
+    return None
+
+
+class Row(msgspec.Struct, array_like=True, frozen=True):
+    """One tuple's window."""
+
+    target: int
+    """RNIC index in the plan."""
+    port: int
+    kind: int
+    probes: int
+    lost: int
+    late: int
+    """Lost ones whose answer came after the timeout."""
+    qpn: int
+    """Target QPN the probes were sent to."""
+    rtt_p50_ns: int | None
+    rtt_p99_ns: int | None
+    responder_p50_ns: int | None
+    responder_p99_ns: int | None
+    prober_p99_ns: int | None
+    stamps: int
+    """0 hardware, 1 kernel, 2 application: the weakest of the window."""
+    slow: int = 0
+    """Answered ones whose network RTT was above the policy's ``slow_rtt_ns``."""
+
+
+class TraceRow(msgspec.Struct, array_like=True, frozen=True):
+    """One traced path, probe or ACK direction, from the reporting RNIC."""
+
+    target: int
+    port: int
+    hops: list[str | None]
+    """Addresses that answered, in order; None where none did."""
+    reached: bool
+    slow: list[bool] = []
+    """Per hop: it answered later than the policy's ``slow_rtt_ns``."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What one RNIC of an agent saw in one window."""
+
+    rnic: str
+    incarnation: int
+    """The agent's own start; a restart shows."""
+    window_start_ns: int
+    window_ns: int
+    rows: list[Row]
+    traces: list[TraceRow] = []
+    rtt: dict[str, Histogram] = {}
+    """``cluster`` and ``service`` to histogram."""
+    responder: dict[str, Histogram] = {}
+    prober: dict[str, Histogram] = {}
+    agent: dict[str, float] = {}
+    """The agent's own CPU ratio, memory, drops, throttle."""
+
+
+_STAMPS = {"hardware": 0, "kernel": 1, "application": 2}
+
+
+@dataclass(slots=True)
+class _Cell:
+    probes: int = 0
+    lost: int = 0
+    late: int = 0
+    qpn: int = 0
+    stamps: int = 0
+    slow: int = 0
+    rtt: list[int] = field(default_factory=list)
+    responder: list[int] = field(default_factory=list)
+    prober: list[int] = field(default_factory=list)
+
+
+def _quantile(values: list[int], quantile: float) -> int | None:
+    if not values:
+        return None
+    values.sort()
+    return values[min(int(quantile * len(values)), len(values) - 1)]
+
+
+class WindowSummary:
+    """Collects the results of one RNIC and window."""
+
+    def __init__(self, slow_rtt_ns: int) -> None:
+        self._slow_rtt_ns = slow_rtt_ns
+        self._cells: dict[int, _Cell] = {}
+        self.rtt: dict[str, Histogram] = {}
+        self.responder: dict[str, Histogram] = {}
+        self.prober: dict[str, Histogram] = {}
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def _cell(self, tuple_id: int) -> _Cell:
+        cell = self._cells.get(tuple_id)
+        if cell is None:
+            cell = self._cells[tuple_id] = _Cell()
+        return cell
+
+    def add(self, result: Result, scope: str) -> None:
+        """Count one probe."""
+        cell = self._cell(result.tuple_id)
+        cell.probes += 1
+        cell.qpn = result.target_qpn
+        if result.lost:
+            cell.lost += 1
+            return
+        cell.stamps = max(cell.stamps, _STAMPS[result.stamp_source])
+        if result.rtt_ns is not None and result.rtt_ns > self._slow_rtt_ns:
+            cell.slow += 1
+        for name, value, samples in (
+            ("rtt", result.rtt_ns, cell.rtt),
+            ("responder", result.responder_delay_ns, cell.responder),
+            ("prober", result.prober_delay_ns, cell.prober),
+        ):
+            if value is None:
+                continue
+            histogram = getattr(self, name).setdefault(scope, {})
+            bucket = _bucket(value)
+            histogram[bucket] = histogram.get(bucket, 0) + 1
+            if len(samples) < _KEEP:
+                samples.append(value)
+
+    def add_late(self, late: Late) -> None:
+        """Note that a lost probe was answered after all."""
+        cell = self._cells.get(late.tuple_id)
+        if cell is None or cell.late >= cell.lost:
+            return
+        cell.late += 1
+        if late.responder_delay_ns is not None and len(cell.responder) < _KEEP:
+            cell.responder.append(late.responder_delay_ns)
+
+    def rows(self, tuples: dict[int, tuple[int, int, int]]) -> list[Row]:
+        """Return a row per tuple; ``tuples`` maps its id to (target, port, kind)."""
+        found = []
+        for number, cell in self._cells.items():
+            if number not in tuples:
+                continue
+            target, port, kind = tuples[number]
+            found.append(
+                Row(
+                    target, port, kind, cell.probes, cell.lost, cell.late, cell.qpn,
+                    _quantile(cell.rtt, 0.5), _quantile(cell.rtt, 0.99),
+                    _quantile(cell.responder, 0.5), _quantile(cell.responder, 0.99),
+                    _quantile(cell.prober, 0.99), cell.stamps, cell.slow,
+                )
+            )  # fmt: skip
+        found.sort(key=lambda row: (row.target, row.port))
+        return found

@@ -1,0 +1,122 @@
+"""One window of the whole fabric as columns, put together from the agents' reports."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from kansoku.fabric.summary import Histogram, Report, Row, TraceRow
+
+__all__ = ["Rows", "Window", "merge", "merge_reports", "rows_of"]
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Tuples of one window, one row each; NaN is unknown."""
+
+    source: npt.NDArray[np.int32]
+    target: npt.NDArray[np.int32]
+    port: npt.NDArray[np.int32]
+    kind: npt.NDArray[np.int8]
+    probes: npt.NDArray[np.int64]
+    lost: npt.NDArray[np.int64]
+    late: npt.NDArray[np.int64]
+    qpn: npt.NDArray[np.int64]
+    rtt_p50_ns: Floats
+    rtt_p99_ns: Floats
+    responder_p50_ns: Floats
+    responder_p99_ns: Floats
+    prober_p99_ns: Floats
+    stamps: npt.NDArray[np.int8]
+    slow: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def where(self, keep: npt.NDArray[np.bool_]) -> "Rows":
+        """Return the rows of a mask."""
+        return Rows(**{name: getattr(self, name)[keep] for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Everything the analyser needs to know of one window."""
+
+    start_ns: int
+    end_ns: int
+    rows: Rows
+    traces: list[tuple[int, TraceRow]] = field(default_factory=list)
+    """RNIC index and what it traced."""
+    silent_hosts: Mapping[str, float | None] = field(default_factory=dict)
+    """Host to seconds since its last report (None: registered and never reported)."""
+    gone: frozenset[int] = frozenset()
+    """RNICs whose agent said goodbye: planned, no fault."""
+    qpns: Mapping[int, int] = field(default_factory=dict)
+    """Newest QPN of each registered RNIC."""
+    changed: frozenset[int] = frozenset()
+    """RNICs that registered inside the window: probes to their old QPN say nothing."""
+    reporting: int = 0
+    """RNICs that reported."""
+    rtt: Mapping[str, Histogram] = field(default_factory=dict)
+    responder: Mapping[str, Histogram] = field(default_factory=dict)
+    prober: Mapping[str, Histogram] = field(default_factory=dict)
+    degraded_jobs: frozenset[str] = frozenset()
+    """Jobs known from elsewhere to run slowly or to stand."""
+
+
+_INTS = ("target", "port", "kind", "probes", "lost", "late", "qpn", "stamps", "slow")
+_FLOATS = (
+    "rtt_p50_ns", "rtt_p99_ns", "responder_p50_ns", "responder_p99_ns", "prober_p99_ns",
+)  # fmt: skip
+
+
+def rows_of(reports: Iterable[tuple[int, list[Row]]]) -> Rows:
+    """Return the columns of (source RNIC, rows) pairs."""
+    sources: list[int] = []
+    rows: list[Row] = []
+    for source, part in reports:
+        sources += [source] * len(part)
+        rows += part
+    whole = {n: np.array([getattr(r, n) for r in rows], dtype=np.int64) for n in _INTS}
+    real = {n: np.array([getattr(r, n) for r in rows], dtype=np.float64) for n in _FLOATS}
+    return Rows(
+        source=np.array(sources, dtype=np.int32),
+        target=whole["target"].astype(np.int32),
+        port=whole["port"].astype(np.int32),
+        kind=whole["kind"].astype(np.int8),
+        probes=whole["probes"],
+        lost=whole["lost"],
+        late=whole["late"],
+        qpn=whole["qpn"],
+        rtt_p50_ns=real["rtt_p50_ns"],
+        rtt_p99_ns=real["rtt_p99_ns"],
+        responder_p50_ns=real["responder_p50_ns"],
+        responder_p99_ns=real["responder_p99_ns"],
+        prober_p99_ns=real["prober_p99_ns"],
+        stamps=whole["stamps"].astype(np.int8),
+        slow=whole["slow"],
+    )
+
+
+def merge(histograms: Iterable[Mapping[str, Histogram]]) -> dict[str, Histogram]:
+    """Return the sum of histograms by scope."""
+    total: dict[str, Histogram] = {}
+    for part in histograms:
+        for scope, histogram in part.items():
+            into = total.setdefault(scope, {})
+            for bucket, count in histogram.items():
+                into[bucket] = into.get(bucket, 0) + count
+    return total
+
+
+def merge_reports(
+    reports: Iterable[Report], index: Mapping[str, int]
+) -> tuple[Rows, list[tuple[int, TraceRow]]]:
+    """Return rows and traces of reports; an RNIC that the cluster file lacks is left out."""
+    known = [(index[r.rnic], r) for r in reports if r.rnic in index]
+    known.sort(key=lambda pair: pair[0])
+    rows = rows_of((number, r.rows) for number, r in known)
+    return rows, [(number, trace) for number, r in known for trace in r.traces]
