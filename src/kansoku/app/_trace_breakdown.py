@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from kansoku.app._trace_set import Progress, given_ranks, map_traces, rank_verdicts
+from kansoku.app._trace_set import Progress, given_ranks, map_traces, rank_verdicts, short_name
 from kansoku.formats.kineto import KinetoTrace
 from kansoku.trace.kineto.breakdown import Figures
 from kansoku.trace.kineto.ranks import missing_ranks
@@ -388,7 +388,7 @@ class BreakdownResult:
                     Column(title="mean µs", numeric=True),
                 ],
                 rows=[
-                    [_short(name), kind, calls, f"{us / 1000:,.3f}", f"{us / calls:,.1f}"]
+                    [short_name(name), kind, calls, f"{us / 1000:,.3f}", f"{us / calls:,.1f}"]
                     for name, kind, calls, us in top.iter_rows()
                 ],
             ),
@@ -444,7 +444,7 @@ class BreakdownResult:
                         [
                             "?" if rank is None else str(rank),
                             what,
-                            _short(row.name),
+                            short_name(row.name),
                             row.calls,
                             _ms(row.host_ns),
                             _ms(row.device_ns),
@@ -503,10 +503,6 @@ def _ms(value: float | None) -> str | None:
 
 def _giga(value: float | None) -> float | None:
     return None if value is None else value / 1e9
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 72 else f"{name[:60]}…{name[-11:]}"
 
 
 def _cost(rank: int | None, row: CallCost) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Map work over trace files: in this process, over its cores, or over a Dask cluster."""
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from kansoku.errors import DependencyError, InputError
 from kansoku.formats.kineto import KinetoTrace, Source, find_sources, rank_from_name, read_trace
 from kansoku.trace.kineto.ranks import RankClaim, RankVerdict, resolve_ranks
 
-__all__ = ["Progress", "given_ranks", "map_traces", "open_executor", "rank_verdicts"]
+__all__ = ["Progress", "given_ranks", "map_traces", "open_executor", "rank_verdicts", "short_name"]
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -149,3 +150,25 @@ def rank_verdicts(
         for part in parts
     ]
     return claims, resolve_ranks(claims)
+
+
+def short_name(name: str, *, width: int = 56) -> str:
+    """Return a kernel name a person can read: without return type, template and parameters."""
+    text = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    depth, out = 0, []
+    for character in text:
+        if character in "<(":
+            depth += 1
+            if depth == 1:
+                out.append("…")
+        elif character in ">)" and depth:
+            depth -= 1
+        elif depth == 0:
+            out.append(character)
+    short = "".join(out).removesuffix("…").strip()
+    # Generic kernels differ in what they apply only.
+    if applied := re.search(r"(\w*Functor\w*|\w+_kernel_cuda)", text[len(short) :]):
+        short = f"{short} {applied[1]}"
+    if len(short) < 4:
+        short = text
+    return short if len(short) <= width else f"{short[: width - 1]}…"

@@ -4,6 +4,17 @@ Each returns a result with Polars DataFrames as attributes, ``to_json()`` and ``
 """
 
 from kansoku.app._trace_breakdown import BreakdownResult, breakdown
+from kansoku.app._trace_compare import CompareResult, compare
+from kansoku.app._trace_path import CriticalPathResult, critical_path
 from kansoku.app._trace_stragglers import StragglersResult, stragglers
 
-__all__ = ["BreakdownResult", "StragglersResult", "breakdown", "stragglers"]
+__all__ = [
+    "BreakdownResult",
+    "CompareResult",
+    "CriticalPathResult",
+    "StragglersResult",
+    "breakdown",
+    "compare",
+    "critical_path",
+    "stragglers",
+]

@@ -82,8 +82,8 @@ class Batch:
     lanes: list[tuple[str, str, int | None]]
     """Process, thread (stream) and device index (None on the host) of each lane."""
     collectives: list[CollectiveArguments]
-    operators: dict[str, tuple[int, int]]
-    """Operator name to (calls, total ns), rows themselves not kept."""
+    operators: dict[str, tuple[int, int, float]]
+    """Operator name to (calls, total ns, sum of squared ns); rows themselves are not kept."""
     python_rows: int
     rows: int
     slices: int
@@ -236,7 +236,7 @@ def _raw_ns(raw: msgspec.Raw) -> int:
 
 def _operator_sums(
     operators: list[Any], set_aside: Counter[str]
-) -> tuple[dict[str, tuple[int, int]], int | None, int | None]:
+) -> tuple[dict[str, tuple[int, int, float]], int | None, int | None]:
     """Sum host operators by name; collectives among them stand in the columns as well."""
     if not operators:
         return {}, None, None
@@ -247,8 +247,9 @@ def _operator_sums(
         codes, start, duration = codes[valid], start[valid], duration[valid]
     calls = np.bincount(codes, minlength=len(names))
     total = np.bincount(codes, weights=duration, minlength=len(names))
+    squares = np.bincount(codes, weights=duration.astype(np.float64) ** 2, minlength=len(names))
     sums = {
-        str(name): (int(calls[code]), int(total[code]))
+        str(name): (int(calls[code]), int(total[code]), float(squares[code]))
         for name, code in names.items()
         if calls[code]
     }

@@ -94,7 +94,7 @@ class _Merger:
         self._names: dict[str, int] = {}
         self._lanes: dict[Any, int] = {}
         self._collectives: dict[Any, int] = {}
-        self._operators: dict[str, list[int]] = {}
+        self._operators: dict[str, list[float]] = {}
         self._rows = 0
         self._slices = 0
         self._python = 0
@@ -116,10 +116,11 @@ class _Merger:
         columns["collective"][used] = codes
         for name, part in columns.items():
             self._parts[name].append(part)
-        for name, (calls, total) in batch.operators.items():
-            entry = self._operators.setdefault(name, [0, 0])
+        for name, (calls, total, squares) in batch.operators.items():
+            entry = self._operators.setdefault(name, [0, 0, 0.0])
             entry[0] += calls
             entry[1] += total
+            entry[2] += squares
         self._rows += batch.rows
         self._slices += batch.slices
         self._python += batch.python_rows
@@ -156,7 +157,7 @@ class _Merger:
             names=list(self._names),
             lanes=list(self._lanes),
             collectives=list(self._collectives),
-            operators={name: (calls, total) for name, (calls, total) in self._operators.items()},
+            operators={n: (int(c), int(t), s) for n, (c, t, s) in self._operators.items()},
             rows=self._rows,
             slices=self._slices,
             host_start_ns=min(self._starts, default=None),

@@ -20,6 +20,12 @@ _MEMBER_BLOCK_BYTES = 1 << 14
 _SUFFIXES = (".json", ".json.gz", ".trace", ".trace.gz")
 _TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 _GZIP_ERRORS: tuple[type[Exception], ...] = (isal_zlib.error, zlib.error)  # type: ignore[assignment]
+_ARCHIVE_ERRORS: tuple[type[Exception], ...] = (
+    tarfile.TarError,
+    EOFError,
+    OSError,
+    *_GZIP_ERRORS,
+)
 _OWN_FILES = frozenset({"run.json", "package.json"})
 
 logger = logging.getLogger(__name__)
@@ -82,7 +88,7 @@ def _expand(path: Path) -> list[Source]:
                     members.append(  # noqa: PERF401 - what came before a cut is kept
                         Source(path=path, member=member.name, size_bytes=member.size)
                     )
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+    except _ARCHIVE_ERRORS as error:
         if not members:
             raise InputError(f"unreadable archive: {error}", where=str(path)) from None
         logger.warning("%s ends early (%s); members after the cut are lost", path, error)
@@ -128,7 +134,7 @@ def _member_blocks(source: Source, problems: list[str]) -> Iterator[bytes]:
             first = next(raw, b"")
             whole = chain([first], raw)
             yield from _inflate(whole, problems) if first[:2] == b"\x1f\x8b" else whole
-    except (tarfile.TarError, EOFError, OSError, KeyError, *_GZIP_ERRORS) as error:
+    except _ARCHIVE_ERRORS as error:
         problems.append(f"truncated: the archive ends early ({error})")
 
 

@@ -38,8 +38,8 @@ class KinetoTrace:
     lanes: list[tuple[str, str, int | None]]
     """Process, thread or stream, device (None on the host)."""
     collectives: list[CollectiveArguments]
-    operators: dict[str, tuple[int, int]]
-    """Host operator to (calls, total ns)."""
+    operators: dict[str, tuple[int, int, float]]
+    """Host operator to (calls, total ns, sum of squared ns)."""
     rows: int
     """Events read, of every type."""
     slices: int

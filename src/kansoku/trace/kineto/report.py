@@ -114,7 +114,7 @@ def break_down(trace: KinetoTrace, *, named_rank: int | None = None) -> RankBrea
         modules=tuple(call_costs(trace, rows, RowKind.MODULE)),
         operators=tuple(
             sorted(
-                ((name, calls, total) for name, (calls, total) in trace.operators.items()),
+                ((name, calls, total) for name, (calls, total, _) in trace.operators.items()),
                 key=lambda row: (-row[2], row[0]),
             )
         ),
