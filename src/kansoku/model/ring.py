@@ -113,7 +113,7 @@ RECORD_FIELDS = (
     ("dtype", 52, "H"),
     ("device", 54, "H"),
     ("attributes", 56, "H"),
-    ("reserved", 58, "H"),
+    ("peer", 58, "H"),
     ("thread", 60, "I"),
     ("sequence", 64, "q"),
     ("bytes", 72, "q"),
@@ -323,6 +323,7 @@ def pack_template(  # noqa: PLR0913 - one argument a field of the record
     dtype: int = 0,
     device: int = 0,
     attributes: int = 0,
+    peer: int = 0,
     thread: int = 0,
     sequence: int = -1,
     bytes_: int = -1,
@@ -341,7 +342,7 @@ def pack_template(  # noqa: PLR0913 - one argument a field of the record
         dtype,
         device,
         attributes,
-        0,
+        peer,
         thread,
         sequence,
         bytes_,
@@ -509,6 +510,11 @@ class RingWriter:
         """Correct the kind and the flags of a record that is still in the ring."""
         if self.holds(span):
             struct.pack_into("=HH", self.buffer, self._slot(span) + _TEMPLATE_OFFSET, kind, flags)
+
+    def set_step(self, span: int, step: int, parent: int) -> None:
+        """Move a record that is still in the ring to another step."""
+        if self.holds(span):
+            struct.pack_into("=Qi", self.buffer, self._slot(span) + 32, parent, step)
 
     def intern(self, text: str) -> int:
         """Return the index of a string, adding it; 0 where the table is full (counted)."""

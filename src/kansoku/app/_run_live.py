@@ -1,0 +1,141 @@
+"""The line that says how the running job does, read from the rings' headers and newest records."""
+
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kansoku.catalog.accelerators import accelerators
+from kansoku.formats.run_directory import RECORD
+from kansoku.model import ring
+
+__all__ = ["LiveLine", "RankNow"]
+
+_WINDOW_NS = 10_000_000_000
+_STANDS_OUT = 0.5
+"""A rank that waits for less than half as long as its peers is named."""
+_MIN_WAIT_RATIO = 0.05
+"""…where the peers wait for at least this part of the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankNow:
+    """One rank within the window."""
+
+    rank: int
+    step: int
+    step_ns: float | None
+    """Median duration of the steps that ended within the window."""
+    wait_ratio: float
+    """Part of the window in which its main thread waited for collectives."""
+    tokens: float | None
+    flops: float | None
+    device: str | None
+
+
+class LiveLine:
+    """Reads the rings of one node again and again."""
+
+    def __init__(self, ring_dir: Path, peak: Mapping[str, Any] | None):
+        self._ring_dir = ring_dir
+        self._peak = peak or {}
+
+    def read(self, now_ns: int) -> str | None:
+        """Return the line, None before the first step has ended."""
+        try:
+            files = sorted(self._ring_dir.glob("*.ring"))
+        except OSError:
+            return None
+        ranks = [found for file in files if (found := _rank_now(file, now_ns)) is not None]
+        return describe(ranks, self._peak)
+
+
+def describe(ranks: list[RankNow], peak: Mapping[str, Any]) -> str | None:
+    """Return the line for these ranks; None where no step has ended in the window."""
+    timed = [rank for rank in ranks if rank.step_ns]
+    if not timed:
+        return None
+    step_s = float(np.median([rank.step_ns for rank in timed])) / 1e9
+    parts = [f"step {max(rank.step for rank in ranks)}", f"{step_s * 1e3:.1f} ms"]
+    tokens = [rank.tokens for rank in timed if rank.tokens]
+    if tokens:
+        parts.append(f"{sum(tokens) / step_s:,.0f} tokens/s on this node")
+    flops = sum(rank.flops or 0.0 for rank in timed) / step_s
+    total = _peak_of(timed, peak)
+    if flops and total:
+        parts.append(f"MFU {100 * flops / total:.1f} %")
+    slowest = slowest_rank(timed)
+    parts.append(f"slowest rank {slowest}" if slowest is not None else "no rank stands out")
+    return " · ".join(parts)
+
+
+def slowest_rank(ranks: list[RankNow]) -> int | None:
+    """Return the rank that the others wait for: it waits much less than they do."""
+    if len(ranks) < 2:
+        return None
+    ordered = sorted(ranks, key=lambda rank: rank.wait_ratio)
+    others = float(np.median([rank.wait_ratio for rank in ordered[1:]]))
+    if others >= _MIN_WAIT_RATIO and ordered[0].wait_ratio < _STANDS_OUT * others:
+        return ordered[0].rank
+    return None
+
+
+def _peak_of(ranks: list[RankNow], peak: Mapping[str, Any]) -> float | None:
+    """Return the peak of the devices seen; None where one is unknown."""
+    if all(rank.device == "cpu" for rank in ranks):
+        value = peak.get("flops")
+        return float(value) if isinstance(value, float) else None
+    total = 0.0
+    for rank in ranks:
+        name = (rank.device or "").lower()
+        found = next(
+            (a for a in accelerators().values() if any(alias in name for alias in a.aliases)), None
+        )
+        if found is None or "bf16" not in found.peak_flops:
+            return None
+        total += found.peak("bf16")
+    return total
+
+
+def _rank_now(file: Path, now_ns: int) -> RankNow | None:
+    try:
+        with file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            with mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) as buffer:
+                return _from_buffer(buffer, now_ns)
+    except (OSError, ValueError, ring.RingError):
+        return None
+
+
+def _from_buffer(buffer: mmap.mmap, now_ns: int) -> RankNow:
+    header = ring.read_header(buffer)
+    facts = ring.read_facts(buffer, header)
+    since = now_ns - _WINDOW_NS
+    waited, steps = 0, []
+    first = now_ns
+    for lane in header.lanes:
+        records = np.frombuffer(buffer, RECORD, lane.capacity, lane.offset)
+        fresh = records[(records["start_ns"] > since) & (records["id"] == records["id_again"])]
+        del records  # the map closes when no array looks at it
+        closed = fresh[fresh["duration_ns"] >= 0]
+        if len(closed):
+            first = min(first, int(closed["start_ns"].min()))
+        waits = closed[closed["kind"] == ring.KIND_CODES["collective_wait"]]
+        waited += int(waits["duration_ns"].sum())
+        ended = closed[closed["kind"] == ring.KIND_CODES["step"]]
+        steps += ended["duration_ns"][(ended["flags"] & ring.FLAG_INCOMPLETE) == 0].tolist()
+    tokens, flops = facts.get("tokens_per_step"), facts.get("model_flops_per_step")
+    device = facts.get("device")
+    return RankNow(
+        rank=header.rank or 0,
+        step=header.step or 0,
+        step_ns=float(np.median(steps)) if steps else None,
+        wait_ratio=waited / max(now_ns - first, 1),
+        tokens=tokens if isinstance(tokens, float) else None,
+        flops=flops if isinstance(flops, float) else None,
+        device=device if isinstance(device, str) else None,
+    )

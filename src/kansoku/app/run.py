@@ -1,0 +1,307 @@
+"""Run a job under observation: ``kansoku run``."""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kansoku.app._run_live import LiveLine
+from kansoku.capture import environment, write_payload
+from kansoku.capture.payload.drain import Drain
+from kansoku.errors import InputError
+from kansoku.formats.run_directory import read_run
+
+__all__ = ["RunOutcome", "measure_cpu_peak", "run"]
+
+_POLL_S = 0.1
+_LIVE_S = 1.0
+_LAST_WORDS_S = 3.0
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """How the job ended and where its records are."""
+
+    exit_code: int
+    """The job's own, or 128 + signal."""
+    signal: int | None
+    """The signal that killed it."""
+    out: Path
+    run: str
+    message: str | None = None
+    """Why the job did not start."""
+    missing: tuple[str, ...] = ()
+
+
+def run(
+    command: Sequence[str],
+    *,
+    out: Path | None = None,
+    base_environment: Mapping[str, str] | None = None,
+    say: Callable[[str], None] | None = None,
+    measure_peak: bool = True,
+) -> RunOutcome:
+    """Run ``command`` with the recorder in its environment; keep its rings under ``out``.
+
+    ``say`` gets a line about the running job once a second. The job's streams are its own. Raise
+    InputError where there is no command or ``out`` holds another run.
+    """
+    if not command:
+        raise InputError("no command to run", remedy="kansoku run -- torchrun … train.py")
+    base = dict(os.environ if base_environment is None else base_environment)
+    launch = _prepare(command, out, base)
+    if measure_peak and launch.writes_json and not Path("/dev/nvidia0").exists():
+        launch.facts["peak"] = measure_cpu_peak()
+    launch.write()
+    live = LiveLine(launch.ring_dir, launch.facts.get("peak")) if say is not None else None
+    child_environment = environment(
+        base, payload=str(launch.payload), run=launch.run, out=str(launch.out), node=launch.node
+    )
+    try:
+        child = subprocess.Popen(command, env=child_environment)
+    except OSError as error:
+        code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+        launch.end(code)
+        message = f"{command[0]}: {error.strerror or error}"
+        return RunOutcome(
+            exit_code=code, signal=None, out=launch.out, run=launch.run, message=message
+        )
+    previous = _forward_signals(child)
+    try:
+        _watch(child, launch, live, say)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    killed_by = -child.returncode if child.returncode < 0 else None
+    code = 128 + killed_by if killed_by else child.returncode
+    launch.end(code)
+    return RunOutcome(
+        exit_code=code,
+        signal=killed_by,
+        out=launch.out,
+        run=launch.run,
+        missing=tuple(launch.facts["missing"]),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Launch:
+    """Where this launch keeps what."""
+
+    out: Path
+    run: str
+    node: str
+    ring_dir: Path
+    payload: Path
+    facts: dict[str, Any]
+    writes_json: bool
+    """False on all but the first task of a job step: one of them writes ``run.json``."""
+    drains: bool
+    """One launcher a node drains."""
+    drain: subprocess.Popen[bytes] | None = None
+
+    def write(self) -> None:
+        if not self.writes_json:
+            return
+        partial = self.out / f".run.json.{os.getpid()}"
+        try:
+            partial.write_text(json.dumps(self.facts, indent=1), encoding="utf-8")
+            partial.replace(self.out / "run.json")
+        except OSError as error:  # a full disk must not end the job
+            self.miss(f"run.json could not be written: {error.strerror}")
+
+    def miss(self, sentence: str) -> None:
+        if sentence not in self.facts["missing"]:
+            self.facts["missing"].append(sentence)
+
+    def start_drain(self) -> None:
+        """Start the drain, again if it was killed."""
+        if not self.drains:
+            return
+        if self.drain is not None:
+            if self.drain.poll() is None:
+                return
+            self.miss("the drain was killed and started again")
+        arguments = ["-S", "-m", "_kansoku.drain", str(self.ring_dir), str(self.out)]
+        try:
+            self.drain = subprocess.Popen(
+                [sys.executable, *arguments, "--parent", str(os.getpid())],
+                env={"PYTHONPATH": str(self.payload), "PATH": os.environ.get("PATH", "")},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is the job's, not the drain's
+            )
+        except OSError as error:
+            self.drains = False
+            self.miss(f"no drain: {error.strerror}; only what fits the rings is kept")
+
+    def end(self, exit_code: int) -> None:
+        """Keep the last records and write how the job ended."""
+        if self.drain is not None:
+            self.drain.kill()
+            self.drain.wait()
+        if self.drains:
+            self._last_words()
+        self.facts["end_ns"] = time.time_ns()
+        self.facts["exit_code"] = exit_code
+        if not self.writes_json:
+            return
+        try:
+            data = read_run(self.out)
+            self.facts["nodes"] = list(data.facts.nodes) or [self.node]
+            self.facts["ranks"] = [
+                {"rank": r.rank, "node": r.node, "pid": r.pid, "device": r.device}
+                for r in data.facts.ranks
+            ]
+            if not data.facts.ranks:
+                self.miss("no process of the job was observed: none imported torch and trained")
+        except InputError as error:
+            self.miss(str(error))
+        self.write()
+
+    def _last_words(self) -> None:
+        drain = Drain(str(self.ring_dir), str(self.out))
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while True:
+            drain.poll()
+            if not drain.copies:
+                break
+            if time.monotonic() > deadline:
+                self.miss("processes of the job outlived it; their rings are still in place")
+                return
+            time.sleep(_POLL_S)
+        try:
+            self.ring_dir.rmdir()
+        except OSError:
+            return  # refused files stay for the report to name
+
+
+def _prepare(command: Sequence[str], out: Path | None, base: dict[str, str]) -> _Launch:
+    task = base.get("SLURM_PROCID") if int(base.get("SLURM_NTASKS") or 1) > 1 else None
+    slurm_job = base.get("SLURM_JOB_ID")
+    run_id = base.get("KANSOKU_RUN_ID")
+    if run_id is None and task is not None:  # all tasks of the step share one run
+        run_id = f"slurm-{slurm_job}-{base.get('SLURM_STEP_ID', '0')}"
+    joins = run_id is not None
+    run_id = run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    out = (out or Path("runs") / run_id).absolute()
+    first = task in (None, "0")
+    existing = out / "run.json"
+    if existing.exists() and not joins:
+        raise InputError(
+            "this folder holds another run", where=str(out), remedy="choose another --out"
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        payload = out / ".capture"
+        write_payload(str(payload))
+    except OSError as error:
+        raise InputError(
+            f"the folder cannot be written: {error.strerror}",
+            where=str(out),
+            remedy="choose another --out",
+        ) from error
+    node = base.get("KANSOKU_NODE") or os.uname().nodename
+    ring_dir = Path(base.get("KANSOKU_RING_DIR") or "/dev/shm/kansoku") / run_id  # noqa: S108
+    _make_ring_dir(ring_dir)
+    facts = {
+        "schema": "kansoku.run/1",
+        "run": run_id,
+        "command": list(command),
+        "start_ns": time.time_ns(),
+        "end_ns": None,
+        "exit_code": None,
+        "slurm_job": slurm_job,
+        "nodes": [node],
+        "ring_dir": str(ring_dir),
+        "ring_node": os.uname().nodename,
+        "ranks": [],
+        "missing": [],
+    }
+    return _Launch(
+        out=out,
+        run=run_id,
+        node=node,
+        ring_dir=ring_dir,
+        payload=payload,
+        facts=facts,
+        writes_json=first and not (joins and existing.exists()),
+        drains=base.get("SLURM_LOCALID") in (None, "0") or task is None,
+    )
+
+
+def _make_ring_dir(folder: Path) -> None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.parent.stat().st_uid == os.getuid():
+            folder.parent.chmod(0o1777)  # several users of one node, as in /tmp
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError:
+        return  # the recorder will find the same, and run without a ring
+
+
+def _forward_signals(child: subprocess.Popen[bytes]) -> dict[int, Any]:
+    """Pass on what is sent to us; the terminal sends Ctrl-C to the job itself."""
+    previous: dict[int, Any] = {}
+    try:
+        for number in _FORWARDED:
+            previous[number] = signal.signal(number, lambda got, _: child.send_signal(got))
+        for number in (signal.SIGINT, signal.SIGQUIT):
+            previous[number] = signal.signal(number, lambda *_: None)
+    except ValueError:  # not the main thread: somebody else's signals
+        pass
+    return previous
+
+
+def _watch(
+    child: subprocess.Popen[bytes],
+    launch: _Launch,
+    live: LiveLine | None,
+    say: Callable[[str], None] | None,
+) -> None:
+    next_live = time.monotonic() + _LIVE_S
+    while True:
+        launch.start_drain()
+        try:
+            child.wait(_POLL_S)
+            return
+        except subprocess.TimeoutExpired:
+            pass
+        if live is not None and say is not None and time.monotonic() >= next_live:
+            next_live = time.monotonic() + _LIVE_S
+            line = live.read(time.monotonic_ns())
+            if line:
+                say(line)
+
+
+def measure_cpu_peak(*, size: int = 1024, seconds: float = 0.3) -> dict[str, object]:
+    """Measure what this machine's CPUs reach in float32 matrix products, all cores together.
+
+    Return ``{"flops", "source", "precision"}``; the best of the products done in ``seconds``.
+    """
+    import numpy as np
+
+    left = np.random.default_rng(0).random((size, size), dtype=np.float32)
+    right = left.T.copy()
+    best = float("inf")
+    until = time.monotonic() + seconds
+    while time.monotonic() < until or best == float("inf"):
+        start = time.perf_counter()
+        left @ right
+        best = min(best, time.perf_counter() - start)
+    cores = len(os.sched_getaffinity(0))
+    return {
+        "flops": 2.0 * size**3 / best,
+        "source": f"measured: matrix product of {size}×{size} float32 on {cores} cores",
+        "precision": "float32",
+    }

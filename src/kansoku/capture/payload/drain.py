@@ -1,0 +1,278 @@
+"""Keep what the rings of one node hold: copy every closed record to OUT/NODE/, without locks.
+
+One process a node, started by the launcher or by local rank 0 where no launcher is. It may be
+killed and started again at any time: how far it came stands in the copies, and what was not copied
+is still in the rings. It never touches the job. Run as a program:
+``python drain.py RING_DIR OUT [--parent PID]``.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import time
+
+from kansoku.model import ring
+
+__all__ = ["Drain", "main"]
+
+_POLL_S = 0.1
+_IDLE_S = 5.0
+_WORDS = ring.RECORD_BYTES // 8
+_LOST_OFFSET = 200
+_LANES_OFFSET = 256
+_KIND_OFFSET = 28
+_COUNT = (1 << ring.LANE_SHIFT) - 1
+
+
+def _alive(pid: int, started: int) -> bool:
+    """Say whether the process that wrote the ring still runs (not another with its pid)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:
+            fields = stream.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return fields[0] != b"Z" and (not started or int(fields[19]) == started)
+
+
+class _Copy:
+    """One ring and its growing copy."""
+
+    def __init__(self, path: str, out: str):
+        self.path = path
+        with open(path, "rb") as stream:
+            self.buffer = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        header = ring.read_header(self.buffer)
+        if header.file_kind != ring.RING:
+            raise ring.RingError("a copy, not a ring")
+        self.pid, self.started = header.pid, header.process_start
+        self.lanes = header.lanes
+        self.records_offset = header.records_offset
+        self.next = [1] * len(self.lanes)
+        self.open: list[dict[int, bytes]] = [{} for _ in self.lanes]
+        self.stalled = [0] * len(self.lanes)
+        self.lost = 0
+        self.failed = 0
+        node = os.path.basename(path)[: -len(".ring")]
+        facts = ring.read_facts(self.buffer, header)
+        folder = os.path.join(out, str(facts.get("node") or node.rpartition("-")[0] or "node"))
+        os.makedirs(folder, exist_ok=True)
+        self.target = os.path.join(folder, os.path.basename(path))
+        self.file = os.open(self.target, os.O_RDWR | os.O_CREAT, 0o644)
+        self._head = b""
+        self._resume()
+
+    def _resume(self) -> None:
+        """Go on where an earlier drain of the same process stopped."""
+        self.size = self.records_offset
+        try:
+            old = os.pread(self.file, self.records_offset, 0)
+            header = ring.read_header(old)
+            if (header.pid, header.process_start) != (self.pid, self.started):
+                return
+            length = os.fstat(self.file).st_size
+            whole = max(length - self.records_offset, 0) // ring.RECORD_BYTES
+            self.size = self.records_offset + whole * ring.RECORD_BYTES
+            self.lost = header.lost
+            for number, lane in enumerate(header.lanes):
+                self.next[number] = lane.drained + 1
+            # What was open then is found again by its id: look at every slot once more.
+            for number, lane in enumerate(self.lanes):
+                self.next[number] = max(1, self.next[number] - lane.capacity)
+        except (ring.RingError, OSError):
+            self.size = self.records_offset
+
+    def poll(self) -> int:
+        """Copy what is new; return how many records."""
+        kept: list[bytes] = []
+        before = (list(self.next), [dict(spans) for spans in self.open], self.lost)
+        for number in range(len(self.lanes)):
+            self._follow(number, kept)
+            self._look_again(number, kept)
+        try:
+            if kept:
+                data = b"".join(kept)
+                if os.pwrite(self.file, data, self.size) != len(data):
+                    raise OSError("short write")
+                self.size += len(data)
+            self._write_head()
+            self.failed = 0
+        except OSError:  # a full disk: forget this round and try again; the ring still has it
+            self.next, self.open, self.lost = before
+            self.failed += 1
+            return 0
+        return len(kept)
+
+    def _follow(self, number: int, kept: list[bytes]) -> None:
+        """Take the records after the last one seen, in order, up to the newest."""
+        lane = self.lanes[number]
+        view = memoryview(self.buffer)
+        while True:
+            first = self.next[number]
+            slot = (first - 1) % lane.capacity
+            count = min(lane.capacity - slot, 8192)
+            at = lane.offset + slot * ring.RECORD_BYTES
+            raw = bytes(view[at : at + count * ring.RECORD_BYTES])
+            words = memoryview(raw).cast("q")
+            ids = words[0::_WORDS].tolist()
+            again = words[_WORDS - 1 :: _WORDS].tolist()
+            durations = words[3::_WORDS].tolist()
+            origins = words[14::_WORDS].tolist()
+            done, stop = 0, False
+            for i in range(count):
+                n = ids[i] & _COUNT
+                if n != first + i or ids[i] != again[i]:
+                    stop = True
+                    if n > first + i:  # the writer has lapped us
+                        newest = self._newest(number)
+                        oldest = max(newest - lane.capacity + 2, first + i + 1)
+                        self.lost += oldest - (first + i)
+                        self.next[number] = oldest
+                        stop = False
+                    elif self._hole(number, first + i):
+                        self.next[number] = first + i + 1
+                        self.lost += 1
+                        stop = False
+                    else:
+                        self.next[number] = first + i
+                    done = -1
+                    break
+                record = raw[i * ring.RECORD_BYTES : (i + 1) * ring.RECORD_BYTES]
+                if durations[i] < 0:
+                    self.open[number][n] = record
+                else:
+                    kept.append(record)
+                    if origins[i]:
+                        self.open[number].pop(origins[i] & _COUNT, None)
+            if done == 0:
+                self.next[number] = first + count
+            if stop:
+                return
+
+    def _newest(self, number: int) -> int:
+        lane = self.lanes[number]
+        area = bytes(self.buffer[lane.offset : lane.offset + lane.capacity * ring.RECORD_BYTES])
+        return max(value & _COUNT for value in memoryview(area).cast("q")[0::_WORDS].tolist())
+
+    def _hole(self, number: int, n: int) -> bool:
+        """Say whether a record was skipped for good: later ones are there for ten polls."""
+        lane = self.lanes[number]
+        at = lane.offset + (n % lane.capacity) * ring.RECORD_BYTES
+        following = int.from_bytes(self.buffer[at : at + 8], "little") & _COUNT
+        self.stalled[number] = self.stalled[number] + 1 if following == n + 1 else 0
+        if self.stalled[number] > 10:
+            self.stalled[number] = 0
+            return True
+        return False
+
+    def _look_again(self, number: int, kept: list[bytes]) -> None:
+        """Keep the spans that were open at the last look and have closed."""
+        lane = self.lanes[number]
+        for n in list(self.open[number]):
+            at = lane.offset + ((n - 1) % lane.capacity) * ring.RECORD_BYTES
+            record = bytes(self.buffer[at : at + ring.RECORD_BYTES])
+            if int.from_bytes(record[:8], "little") & _COUNT != n:
+                continue  # overwritten: its writer will complete it under a new number
+            if int.from_bytes(record[24:32], "little", signed=True) >= 0:
+                kept.append(record)
+                del self.open[number][n]
+
+    def _write_head(self) -> None:
+        """Copy header, facts and strings where they changed, with how far we came."""
+        head = bytearray(self.buffer[: self.records_offset])
+        head[_KIND_OFFSET : _KIND_OFFSET + 4] = (ring.LOG).to_bytes(4, "little")
+        head[_LOST_OFFSET : _LOST_OFFSET + 8] = self.lost.to_bytes(8, "little")
+        for number in range(len(self.lanes)):
+            # Open spans are looked at again after a restart: say we came only so far.
+            came = min([self.next[number] - 1, *(n - 1 for n in self.open[number])])
+            at = _LANES_OFFSET + number * 32 + 24
+            head[at : at + 8] = came.to_bytes(8, "little")
+        new = bytes(head)
+        if new == self._head:
+            return
+        same_body = self._head[ring.HEADER_BYTES :] == new[ring.HEADER_BYTES :]
+        os.pwrite(self.file, new[: ring.HEADER_BYTES] if same_body else new, 0)
+        self._head = new
+
+    def finish(self) -> None:
+        """Keep what a writer that is gone left open, too, and remove its ring."""
+        left = [record for spans in self.open for record in spans.values()]
+        if left:
+            data = b"".join(left)
+            os.pwrite(self.file, data, self.size)
+            self.size += len(data)
+        os.ftruncate(self.file, self.size)
+        os.close(self.file)
+        os.unlink(self.path)
+
+
+class Drain:
+    """All rings of one folder."""
+
+    def __init__(self, ring_dir: str, out: str):
+        self.ring_dir = ring_dir
+        self.out = out
+        self.copies: dict[str, _Copy] = {}
+        self.refused: set[str] = set()
+        self.finished: set[str] = set()
+
+    def poll(self) -> int:
+        """Find new rings, copy what is new, finish those whose writer is gone."""
+        self._find()
+        kept = 0
+        for name, copy in list(self.copies.items()):
+            alive = _alive(copy.pid, copy.started)
+            kept += copy.poll()
+            if not alive and not copy.failed:
+                copy.poll()
+                try:
+                    copy.finish()
+                except OSError:
+                    continue  # a full disk: the ring stays where it is
+                del self.copies[name]
+                self.finished.add(name)
+        return kept
+
+    def _find(self) -> None:
+        try:
+            names = [name for name in os.listdir(self.ring_dir) if name.endswith(".ring")]
+        except OSError:
+            return
+        for name in names:
+            if name in self.copies or name in self.refused or name in self.finished:
+                continue
+            path = os.path.join(self.ring_dir, name)
+            try:
+                self.copies[name] = _Copy(path, self.out)
+            except ring.RingError:
+                try:
+                    if time.time() - os.stat(path).st_mtime > 10:  # not just being made
+                        self.refused.add(name)
+                except OSError:
+                    pass
+            except (OSError, ValueError):
+                continue  # a full disk or a file being made: next time
+
+
+def main(arguments: list[str]) -> int:
+    """Drain until the parent is gone (or every writer, where none is named)."""
+    ring_dir, out = arguments[0], arguments[1]
+    parent = int(arguments[3]) if len(arguments) > 3 and arguments[2] == "--parent" else 0
+    drain = Drain(ring_dir, out)
+    quiet_since = time.monotonic()
+    while True:
+        drain.poll()
+        now = time.monotonic()
+        if drain.copies:
+            quiet_since = now
+        if parent:
+            if os.getppid() != parent and not drain.copies:
+                return 0
+        elif now - quiet_since > _IDLE_S and (drain.finished or now - quiet_since > 60):
+            return 0
+        time.sleep(_POLL_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

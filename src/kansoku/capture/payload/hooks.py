@@ -1,0 +1,390 @@
+"""The cheap places where torch passes by in every training, wrapped.
+
+Nothing here touches a tensor's value or the graph: no backward hooks, no module hooks, nothing
+inside compiled code. ``install`` and ``uninstall`` put the wrappers in and take them out again, so
+that a job with recording off runs exactly what it would run without us.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from kansoku.capture.payload import bootstrap, census, device, groups
+from kansoku.capture.payload.recorder import RECORDER
+from kansoku.model import ring
+
+__all__ = ["install", "switch", "uninstall"]
+
+_KIND = ring.KIND_CODES
+_FORWARD, _BACKWARD = _KIND["forward"], _KIND["backward"]
+_DATA, _EVALUATION = _KIND["data_wait"], _KIND["evaluation"]
+_CHECKPOINT, _GC, _COMPILE = _KIND["checkpoint"], _KIND["gc"], _KIND["compile"]
+_GC_MIN_NS = 500_000
+_undo: list[Callable[[], None]] = []
+_clock = time.monotonic_ns
+
+
+class _State:
+    """What the module wrapper looks at on every call."""
+
+    __slots__ = ("counting", "depth", "eval_trains", "last_eval")
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.counting: Any = None
+        self.eval_trains = False
+        self.last_eval = 0
+
+
+_state = _State()
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Put ``make(original)`` in place of an attribute and remember how to undo it."""
+    original = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
+    wrapped = make(original)
+    setattr(owner, name, wrapped)
+
+    def undo() -> None:
+        current = owner.__dict__.get(name) if isinstance(owner, type) else getattr(owner, name)
+        if current is wrapped:  # somebody else may have wrapped us since: leave theirs
+            setattr(owner, name, original)
+
+    _undo.append(undo)
+
+
+def install() -> None:
+    """Wrap what torch offers; every part that fails is missing by itself."""
+    import torch
+
+    RECORDER.facts["torch"] = str(torch.__version__)
+    for part in (
+        _wrap_modules,
+        _wrap_engine,
+        _wrap_optimizers,
+        _wrap_loader,
+        _wrap_checkpoints,
+        _watch_gc,
+        groups.install,
+    ):
+        try:
+            part(torch)
+        except Exception:
+            RECORDER.failed()
+            name = getattr(part, "__name__", "?").strip("_").replace("_", " ")
+            RECORDER.miss(f"{name} failed on torch {torch.__version__}")
+    bootstrap.after_import("torch._dynamo.callback", _watch_compile)
+    bootstrap.after_import("torch._dynamo.eval_frame", _hide_from_dynamo)
+    bootstrap.after_import("torch.distributed.checkpoint", _wrap_distributed_checkpoint)
+    bootstrap.after_import("safetensors.torch", _wrap_safetensors)
+
+
+def uninstall() -> None:
+    """Take the wrappers out again."""
+    while _undo:
+        try:
+            _undo.pop()()
+        except Exception:
+            RECORDER.failed()
+
+
+def switch(on: bool) -> None:  # noqa: FBT001 - it is a switch
+    """Turn recording on or off inside the running process, best between two steps."""
+    if on == RECORDER.on:
+        return
+    RECORDER.on = on
+    if on:
+        install()
+    else:
+        uninstall()
+    if RECORDER.native is not None:
+        RECORDER.native.enable(on=on)
+    RECORDER.switched(on)
+
+
+# -- forward and evaluation ------------------------------------------------------------------------
+
+
+def _wrap_modules(torch: ModuleType) -> None:
+    is_compiling = torch.compiler.is_compiling
+    is_grad_enabled = torch.is_grad_enabled
+    state, recorder = _state, RECORDER
+
+    def make(original: Any) -> Any:
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - the one wrapped
+            # Compiled code sees a plain call: the first test folds to a constant there.
+            if is_compiling():
+                return original(self, *args, **kwargs)
+            if state.depth:
+                if state.counting is not None:
+                    try:
+                        state.counting.see(self, args)
+                    except Exception:
+                        recorder.failed()
+                return original(self, *args, **kwargs)
+            state.depth = 1
+            span = 0
+            try:
+                span = _forward_begins(self, args, kwargs, is_grad_enabled())
+            except Exception:
+                recorder.failed()
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                state.depth = 0
+                try:
+                    _forward_ends(span)
+                except Exception:
+                    recorder.failed()
+
+        __call__.__wrapped__ = original  # type: ignore[attr-defined]
+        _code_objects.append(__call__.__code__)
+        return __call__
+
+    _replace(torch.nn.Module, "__call__", make)
+
+
+_code_objects: list[Any] = []
+
+
+def _forward_begins(module: Any, args: Any, kwargs: Any, grad: bool) -> int:  # noqa: FBT001
+    recorder, state = RECORDER, _state
+    name = type(module).__name__
+    if not grad or not (module.training or state.eval_trains):
+        if recorder.inside(_BACKWARD):
+            return recorder.open(_FORWARD, name, ring.FLAG_RECOMPUTE)
+        span = recorder.open(_EVALUATION, name)
+        state.last_eval = span if grad else 0
+        return span
+    if recorder.inside(_BACKWARD):
+        return recorder.open(_FORWARD, name, ring.FLAG_RECOMPUTE)
+    if recorder.writer is None and _is_part(module):
+        return 0
+    span = recorder.open(_FORWARD, name)
+    if span:
+        state.counting = census.begin(module, args, kwargs)
+        device.begins(span)
+    return span
+
+
+def _is_part(module: Any) -> bool:
+    """Say whether a module by itself is no model: a loss or an activation, before any training."""
+    return not any(True for _ in module.parameters())
+
+
+def _forward_ends(span: int) -> None:
+    state = _state
+    if state.counting is not None:
+        counting, state.counting = state.counting, None
+        counting.end()
+    if span:
+        device.ends(span)
+        RECORDER.close(span)
+
+
+# -- backward --------------------------------------------------------------------------------------
+
+
+class _Engine:
+    """Stands for torch's autograd engine; every way to run a backward from Python passes here."""
+
+    def __init__(self, engine: Any):
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the engine inside a backward phase."""
+        span = 0
+        try:
+            state = _state
+            if state.last_eval:  # a model in eval mode that is trained nevertheless
+                if RECORDER.writer is not None:
+                    RECORDER.writer.set_kind(state.last_eval, _FORWARD, 0)
+                state.eval_trains, state.last_eval = True, 0
+            span = RECORDER.open(_BACKWARD, "backward")
+            device.begins(span)
+        except Exception:
+            RECORDER.failed()
+        # A forward repeated inside the backward is at depth 0 again: it is seen as recomputation.
+        depth, _state.depth = _state.depth, 0
+        try:
+            return self._engine.run_backward(*args, **kwargs)
+        finally:
+            _state.depth = depth
+            try:
+                device.ends(span)
+                if RECORDER.native is not None:
+                    RECORDER.native.backward_ended()
+                RECORDER.close(span)
+            except Exception:
+                RECORDER.failed()
+
+
+def _wrap_engine(torch: ModuleType) -> None:
+    _replace(torch.autograd.Variable, "_execution_engine", _Engine)
+
+
+# -- optimizer -------------------------------------------------------------------------------------
+
+
+def _wrap_optimizers(torch: ModuleType) -> None:
+    def begins(optimizer: Any, *_: Any) -> None:
+        try:
+            RECORDER.update_begins(optimizer)
+        except Exception:
+            RECORDER.failed()
+
+    def ends(optimizer: Any, *_: Any) -> None:
+        try:
+            census.settle()
+            RECORDER.update_ends(optimizer)
+            device.collect()
+        except Exception:
+            RECORDER.failed()
+
+    module = importlib.import_module("torch.optim.optimizer")
+    _undo.append(module.register_optimizer_step_pre_hook(begins).remove)
+    _undo.append(module.register_optimizer_step_post_hook(ends).remove)
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - the one wrapped
+            original(self, *args, **kwargs)
+            try:
+                RECORDER.optimizers.add(self)
+            except Exception:
+                RECORDER.failed()
+
+        return __init__
+
+    _replace(torch.optim.Optimizer, "__init__", make)
+
+
+# -- data, checkpoints, pauses ---------------------------------------------------------------------
+
+
+def _phase(kind: int, name: str | None = None) -> Callable[[Any], Any]:
+    """Return a maker of wrappers that record each call as one phase."""
+
+    def make(original: Any) -> Any:
+        label = str(name or getattr(original, "__name__", "?"))
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            span = 0
+            try:
+                span = RECORDER.open(kind, label)
+            except Exception:
+                RECORDER.failed()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                try:
+                    RECORDER.close(span)
+                except Exception:
+                    RECORDER.failed()
+
+        return wrapper
+
+    return make
+
+
+def _wrap_loader(torch: ModuleType) -> None:
+    import torch.utils.data.dataloader as loader
+
+    is_grad_enabled = torch.is_grad_enabled
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def __next__(self: Any) -> Any:  # noqa: N807 - the one wrapped
+            span = 0
+            try:
+                flags = 0 if is_grad_enabled() else ring.FLAG_EVALUATES
+                span = RECORDER.open(_DATA, "DataLoader", flags)
+            except Exception:
+                RECORDER.failed()
+            try:
+                return original(self)
+            finally:
+                try:
+                    RECORDER.close(span)
+                except Exception:
+                    RECORDER.failed()
+
+        return __next__
+
+    _replace(loader._BaseDataLoaderIter, "__next__", make)  # noqa: SLF001 - the only place all pass
+
+
+def _wrap_checkpoints(torch: ModuleType) -> None:
+    _replace(torch, "save", _phase(_CHECKPOINT, "torch.save"))
+    _replace(torch, "load", _phase(_CHECKPOINT, "torch.load"))
+
+
+def _wrap_distributed_checkpoint(module: ModuleType) -> None:
+    for name in ("save", "load", "async_save"):
+        if hasattr(module, name):
+            _replace(module, name, _phase(_CHECKPOINT, f"distributed.checkpoint.{name}"))
+
+
+def _wrap_safetensors(module: ModuleType) -> None:
+    for name in ("save_file", "load_file"):
+        _replace(module, name, _phase(_CHECKPOINT, f"safetensors.{name}"))
+
+
+def _watch_gc(_: ModuleType) -> None:
+    began = 0
+
+    def pause(phase: str, info: dict[str, int]) -> None:
+        nonlocal began
+        if phase == "start":
+            began = _clock()
+            return
+        now = _clock()
+        if now - began >= _GC_MIN_NS:
+            try:
+                RECORDER.add_closed(_GC, f"generation {info['generation']}", began, now)
+            except Exception:
+                RECORDER.failed()
+
+    gc.callbacks.append(pause)
+    _undo.append(lambda: gc.callbacks.remove(pause))
+
+
+def _watch_compile(module: ModuleType) -> None:
+    spans: list[int] = []
+
+    def starts(*_: Any) -> None:
+        try:
+            spans.append(RECORDER.open(_COMPILE, "torch.compile"))
+        except Exception:
+            RECORDER.failed()
+
+    def ends(*_: Any) -> None:
+        try:
+            if spans:
+                RECORDER.close(spans.pop())
+        except Exception:
+            RECORDER.failed()
+
+    handler = module.callback_handler
+    handler.register_start_callback(starts)
+    handler.register_end_callback(ends)
+    _undo.append(lambda: handler.remove_start_callback(starts))
+    _undo.append(lambda: handler.remove_end_callback(ends))
+
+
+def _hide_from_dynamo(module: ModuleType) -> None:
+    """Tell dynamo to step over our frames where it resumes in plain Python after a graph break."""
+    skip = getattr(module, "skip_code", None)
+    if skip is not None:
+        for code in _code_objects:
+            skip(code)

@@ -1,0 +1,183 @@
+"""Build, load and feed the native recorder of collectives (``recorder.cpp``).
+
+It is compiled against the job's own torch once (about 10 s), kept in the user's cache, and loaded
+by ctypes. Without a compiler the Python fallback in ``groups`` sees what Python issues.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+from kansoku.capture.payload.bootstrap import warn
+from kansoku.capture.payload.recorder import RECORDER
+from kansoku.model import ring
+
+__all__ = ["Native", "build", "cache_folder", "load"]
+
+_LANE = 1
+_BUILD_TIMEOUT_S = 180
+_DTYPES = {
+    "Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64",
+    "Half": "float16", "Float": "float32", "Double": "float64", "Bool": "bool",
+    "BFloat16": "bfloat16", "ComplexFloat": "complex64", "ComplexDouble": "complex128",
+}  # fmt: skip
+
+
+def cache_folder() -> str:
+    """Return the folder of built recorders, made private to the user."""
+    folder = os.environ.get("KANSOKU_CACHE_DIR")
+    if not folder:
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        folder = os.path.join(base, "kansoku")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if os.stat(folder).st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to somebody else")
+    return folder
+
+
+def build(torch: Any) -> str:
+    """Return the path of the recorder for this torch, compiling it if it is not there yet."""
+    source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "recorder.cpp")
+    with open(source, "rb") as stream:
+        text = stream.read()
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)  # noqa: SLF001 - the only place it is told
+    version = str(torch.__version__)
+    facts = (version, torch.version.git_version, abi, platform.machine())
+    digest = hashlib.sha256(text + repr(facts).encode()).hexdigest()[:16]
+    target = os.path.join(cache_folder(), f"recorder-{version}-{digest}.so")
+    if os.path.exists(target):
+        return target
+    compiler = os.environ.get("CXX") or next(
+        (found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None
+    )
+    if not compiler:
+        raise FileNotFoundError("no C++ compiler")
+    with open(target + ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one of the ranks compiles, the others wait
+        if os.path.exists(target):
+            return target
+        root = os.path.dirname(os.path.abspath(torch.__file__))
+        partial = f"{target}.{os.getpid()}"
+        command = [
+            compiler, "-O2", "-shared", "-fPIC", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
+            "-DUSE_DISTRIBUTED", "-DUSE_C10D", "-I", os.path.join(root, "include"),
+            "-I", os.path.join(root, "include", "torch", "csrc", "api", "include"),
+            source, "-o", partial, "-L", os.path.join(root, "lib"), "-ltorch_cpu", "-lc10",
+        ]  # fmt: skip
+        print("kansoku: compiling the collective recorder for this torch, once", file=sys.stderr)  # noqa: T201
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("LD_PRELOAD")}
+        error = b""
+        for standard in ("-std=c++20", "-std=c++17"):
+            done = subprocess.run(
+                [*command, standard],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=_BUILD_TIMEOUT_S,
+                env=environment,
+                check=False,
+            )
+            if done.returncode == 0:
+                os.rename(partial, target)
+                return target
+            error = done.stderr
+        raise OSError(error.decode("utf-8", "replace")[-400:])
+
+
+def load(torch: Any) -> Any:
+    """Return the native recorder writing into this process's ring, None where it cannot be."""
+    if os.environ.get("KANSOKU_NATIVE") == "0":
+        RECORDER.miss("collectives issued from C++: the native recorder is switched off")
+        return None
+    try:
+        return Native(torch, build(torch))
+    except Exception as error:
+        warn("no native recorder")
+        RECORDER.miss(
+            "collectives issued from C++ and the end of asynchronous ones: the native recorder "
+            f"does not build here ({str(error).splitlines()[-1][:160] if str(error) else error!r})"
+        )
+        return None
+
+
+class Native:
+    """The loaded recorder. It writes lane 1; this class tells it names and switches it."""
+
+    def __init__(self, torch: Any, path: str):
+        library = ctypes.CDLL(path)
+        library.kansoku_op.restype = ctypes.c_char_p
+        library.kansoku_op_name.restype = ctypes.c_char_p
+        library.kansoku_dtype.restype = ctypes.c_char_p
+        library.kansoku_ring.argtypes = [
+            ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p,
+            ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint16, ctypes.c_uint16,
+        ]  # fmt: skip
+        library.kansoku_group.argtypes = [ctypes.c_char_p, ctypes.c_uint16]
+        library.kansoku_enable.argtypes = [ctypes.c_uint64, ctypes.c_int]
+        self._library = library
+        self.brackets = library.kansoku_brackets
+        self.backward_ended = library.kansoku_backward_ended
+        writer = RECORDER.writer
+        assert writer is not None  # noqa: S101 - the caller made the ring
+        count = library.kansoku_op_count()
+        names = (ctypes.c_uint16 * count)(
+            *(writer.intern(library.kansoku_op_name(i).decode()) for i in range(count))
+        )
+        dtypes = (ctypes.c_uint16 * 64)()
+        for number in range(64):
+            text = library.kansoku_dtype(number).decode()
+            if text:
+                dtypes[number] = writer.intern(_DTYPES.get(text, text.lower()))
+        devices = (ctypes.c_uint16 * 2)(writer.intern("cpu"), writer.intern("cuda"))
+        lane = ring.read_header(writer.buffer).lanes[_LANE]
+        self._buffer = (ctypes.c_char * len(writer.buffer)).from_buffer(writer.buffer)
+        library.kansoku_ring(
+            ctypes.addressof(self._buffer), _LANE, lane.offset, lane.capacity, names, dtypes,
+            devices, writer.intern("wait_tensor"), writer.intern("DDP finalize backward"),
+        )  # fmt: skip
+        self._mask, self._wait = self._free(torch, count)
+        if self._mask != (1 << count) - 1:
+            RECORDER.miss("some collectives: torch has kernels of its own where ours would stand")
+        self.enable(on=True)
+
+    def _free(self, torch: Any, count: int) -> tuple[int, bool]:
+        """Return which operators have no autograd kernel, so that ours replaces nothing."""
+        has = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - the only place told
+        exists = {schema.name for schema in torch._C._jit_get_all_schemas()}  # noqa: SLF001
+
+        def is_free(name: str) -> bool:
+            keys = ("AutogradCPU", "AutogradCUDA")
+            return name in exists and not any(has(name, key) for key in keys)
+
+        ops = [f"c10d::{self._library.kansoku_op(i).decode()}" for i in range(count)]
+        mask = sum(1 << i for i, name in enumerate(ops) if is_free(name))
+        return mask, is_free("_c10d_functional::wait_tensor")
+
+    def add_group(self, name: str) -> None:
+        """Tell the index of a process group's name."""
+        if RECORDER.writer is not None:
+            self._library.kansoku_group(name.encode(), RECORDER.writer.intern(name))
+
+    def enable(self, *, on: bool) -> None:
+        """Put the kernels in or take them out."""
+        if not on:
+            self._library.kansoku_disable()
+        elif self._library.kansoku_enable(self._mask, int(self._wait)):
+            RECORDER.miss("collectives issued from C++: torch refused the native recorder")
+
+    def stop(self) -> None:
+        """Take everything out; nothing is written any more."""
+        self._library.kansoku_disable()
+        self._library.kansoku_abandon()
+
+    def abandon(self) -> None:
+        """In a forked child: never write the parent's ring."""
+        self._library.kansoku_abandon()
