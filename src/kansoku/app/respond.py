@@ -1,0 +1,337 @@
+"""Respond to an incident as operators do: drain, replace, requeue, watch; dry run unless told."""
+
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from kansoku.diagnose.edge.cluster import ClusterControl
+from kansoku.diagnose.edge.journal import Journal
+from kansoku.diagnose.response import (
+    FINAL,
+    BreakerState,
+    Deed,
+    DeedKind,
+    Response,
+    ResponsePolicy,
+    State,
+    after,
+    allowed,
+    next_deed,
+    plan,
+)
+from kansoku.errors import ConfigurationError, InputError, PlatformError
+from kansoku.model import Subject
+from kansoku.view import Column, Facts, Sentence, Table, Tone, View
+
+__all__ = [
+    "Driver",
+    "Target",
+    "clear_breaker",
+    "progress_of_path",
+    "read_policy",
+    "respond_json",
+    "respond_view",
+    "target_of_incident",
+]
+
+SCHEMA = "kansoku.respond/1"
+_NODE_KINDS = {"node", "gpu", "nic"}
+_GONE = {"FAILED", "CANCELLED", "COMPLETED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What to respond to."""
+
+    incident: str
+    node: str
+    job: str | None
+    reason: str
+    domain: str | None = None
+    """None when an operator named the node."""
+    confidence: float = 1.0
+
+
+def target_of_incident(answer: Mapping[str, Any], *, job: str | None, where: str) -> Target:
+    """Take the first hypothesis of a ``kansoku diagnose --json`` answer.
+
+    Raises InputError where it names no node: then there is nothing to drain.
+    """
+    try:
+        incident = answer["incidents"][0]
+        first = incident["hypotheses"][0]
+        subject = first["subject"]
+        found = Target(
+            incident=str(incident.get("id", incident["onset_ns"])),
+            node="",
+            job=job,
+            reason=f"{first['domain']}: {first['component']}",
+            domain=str(first["domain"]),
+            confidence=float(first["confidence"]),
+        )
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise InputError(
+            f"no incident with a hypothesis: {error}",
+            where=where,
+            remedy="give the output of kansoku diagnose --json",
+        ) from None
+    parsed = Subject.parse(subject) if subject else None
+    if parsed is None or parsed.kind not in _NODE_KINDS:
+        raise InputError(
+            f"the cause is {subject or 'the job'}, not a node: nothing is drained",
+            where=where,
+            remedy="name the node with --node if you know better",
+        )
+    return replace(found, node=parsed.name.split("/")[0])
+
+
+def read_policy(path: Path | None) -> ResponsePolicy:
+    """Read limits from a TOML file; refuse unknown keys and wrong types."""
+    if path is None:
+        return ResponsePolicy()
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(str(error), where=str(path)) from None
+    known = {field.name: getattr(ResponsePolicy(), field.name) for field in fields(ResponsePolicy)}
+    changes: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            raise ConfigurationError(
+                f"unknown key {key!r}", where=str(path), remedy=f"known: {', '.join(known)}"
+            )
+        if isinstance(known[key], tuple):
+            changes[key] = tuple(str(item) for item in value)
+        elif isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise ConfigurationError(f"{key} must be a number, not {value!r}", where=str(path))
+        else:
+            changes[key] = type(known[key])(value)
+    return ResponsePolicy(**changes)
+
+
+def progress_of_path(path: Path) -> int | None:
+    """Return a number that grows with the job's progress: newest change below a folder, ns.
+
+    The folder is the checkpoint or run folder of the job; None while it does not exist.
+    """
+    if not path.exists():
+        return None
+    files = [path, *path.rglob("*")] if path.is_dir() else [path]
+    times = []
+    for file in files:
+        try:
+            times.append(file.stat().st_mtime_ns)
+        except OSError:
+            continue  # a checkpoint being replaced at this moment
+    return max(times, default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """Carries responses out, one deed after the other, keeping every state on disk."""
+
+    control: ClusterControl
+    journal: Journal
+    policy: ResponsePolicy
+    progress: Callable[[str], int | None] = lambda _job: None
+    """A number that grows while the job gets on; None where it cannot be seen."""
+    now_ns: Callable[[], int] = time.time_ns
+    sleep: Callable[[float], None] = time.sleep
+    say: Callable[[str], None] = lambda _text: None
+
+    def check(self, target: Target) -> str | None:
+        """Return why nothing may be done, or None."""
+        policy = self.policy
+        if target.domain is not None and target.domain not in policy.domains:
+            return (
+                f"causes in {target.domain} take no node out (policy: {', '.join(policy.domains)})"
+            )
+        if target.confidence < policy.least_confidence:
+            return f"confidence {target.confidence:.2f} is below {policy.least_confidence:.2f}"
+        return allowed(
+            self.journal.breaker(),
+            policy,
+            self.control.nodes(),
+            node=target.node,
+            job=target.job,
+            now_ns=self.now_ns(),
+        )
+
+    def dry_run(self, target: Target) -> tuple[list[str], str | None]:
+        """Return what would be done, and why it would be refused."""
+        return plan(self._new(target)), self.check(target)
+
+    def _new(self, target: Target) -> Response:
+        now = self.now_ns()
+        return Response(
+            id=f"{now}-{target.node}",
+            incident=target.incident,
+            node=target.node,
+            job=target.job,
+            reason=target.reason,
+            begun_ns=now,
+            changed_ns=now,
+        )
+
+    def begin(self, target: Target) -> Response:
+        """Start and carry out a response; raise PlatformError where the breakers forbid it.
+
+        A response to the same node and job that somebody began is taken up instead.
+        """
+        with self.journal.owned():
+            for response in self.journal.unfinished():
+                if (response.node, response.job) == (target.node, target.job):
+                    return self._drive(response)
+            refusal = self.check(target)
+            if refusal is not None:
+                self.journal.audit(
+                    {"time_ns": self.now_ns(), "refused": refusal, "node": target.node}
+                )
+                raise PlatformError(
+                    f"no response: {refusal}", remedy="see --status; --clear resets"
+                )
+            response = self._new(target)
+            breaker = self.journal.breaker()
+            begun = (*breaker.begun_ns, response.begun_ns)[-100:]
+            self.journal.save_breaker(replace(breaker, begun_ns=begun))
+            self.journal.save(response)
+            return self._drive(response)
+
+    def resume(self) -> list[Response]:
+        """Take up every response that somebody began and did not end."""
+        with self.journal.owned():
+            return [self._drive(response) for response in self.journal.unfinished()]
+
+    def _drive(self, response: Response) -> Response:
+        while response.state not in FINAL:
+            deed = next_deed(response, self.control.nodes(), self.policy)
+            if deed is None:
+                response = replace(response, state=State.RECOVERED, changed_ns=self.now_ns())
+                self.journal.save(response)
+                break
+            self.say(deed.sentence)
+            if deed.kind is DeedKind.REQUEUE and response.job and response.step_before is None:
+                response = replace(response, step_before=self.progress(response.job) or 0)
+                self.journal.save(response)
+            self.journal.audit(self._record(response, deed, "begin"))
+            failure = self._do(response, deed)
+            self.journal.audit(self._record(response, deed, failure or "done"))
+            response = after(response, deed, failure=failure, now_ns=self.now_ns())
+            self.journal.save(response)
+            self._remember(response, deed, failure)
+        return response
+
+    def _record(self, response: Response, deed: Deed, outcome: str) -> dict[str, Any]:
+        return {
+            "time_ns": self.now_ns(),
+            "response": response.id,
+            "deed": str(deed.kind),
+            "node": deed.node,
+            "job": deed.job,
+            "sentence": deed.sentence,
+            "outcome": outcome,
+        }
+
+    def _do(self, response: Response, deed: Deed) -> str | None:
+        """Do one deed; return why it failed."""
+        try:
+            if deed.kind is DeedKind.DRAIN:
+                self.control.drain(response.node, response.reason)
+            elif deed.kind is DeedKind.VALIDATE and deed.node:
+                return self.control.validate(deed.node)
+            elif deed.kind is DeedKind.ADMIT and deed.node:
+                self.control.admit(deed.node)
+            elif deed.kind is DeedKind.REQUEUE and deed.job:
+                self.control.requeue(deed.job, response.node)
+            elif deed.kind is DeedKind.WATCH and deed.job:
+                return self._watch(deed.job, response.step_before)
+        except PlatformError as error:
+            return str(error)
+        return None
+
+    def _watch(self, job: str, before: int | None) -> str | None:
+        deadline = self.now_ns() + self.policy.progress_within_s * 1_000_000_000
+        state = "unknown"
+        while self.now_ns() < deadline:
+            facts = self.control.job(job)
+            state = facts.state if facts else "unknown"
+            current = self.progress(job)
+            if (
+                current is not None
+                and current > (before or 0)
+                and state in {"RUNNING", "COMPLETED"}
+            ):
+                return None
+            if state == "COMPLETED":
+                return None
+            if facts is None or state in _GONE:
+                return f"job {job} is {state}"
+            self.sleep(1.0)
+        return f"job {job} made no progress within {self.policy.progress_within_s} s ({state})"
+
+    def _remember(self, response: Response, deed: Deed, failure: str | None) -> None:
+        """Write the node's life and let repeated failure open the breaker."""
+        if deed.kind is DeedKind.DRAIN and failure is None:
+            self.journal.life(
+                {
+                    "time_ns": self.now_ns(),
+                    "node": response.node,
+                    "event": "serviced_out",
+                    "reason": response.reason,
+                    "response": response.id,
+                }
+            )
+        if deed.kind is not DeedKind.WATCH or response.job is None:
+            return
+        breaker = self.journal.breaker()
+        restarts = dict(breaker.restarts)
+        restarts[response.job] = 0 if failure is None else restarts.get(response.job, 0) + 1
+        reason = breaker.open_reason
+        if restarts[response.job] >= self.policy.most_restarts_without_progress:
+            reason = f"job {response.job} was restarted {restarts[response.job]} times in vain"
+        self.journal.save_breaker(replace(breaker, restarts=restarts, open_reason=reason))
+
+
+def clear_breaker(journal: Journal, now_ns: int) -> None:
+    """Let responses begin again, after a person looked."""
+    breaker = journal.breaker()
+    journal.save_breaker(BreakerState(begun_ns=breaker.begun_ns, restarts={}))
+    journal.audit({"time_ns": now_ns, "cleared": breaker.open_reason})
+
+
+def respond_json(
+    responses: list[Response], *, plan_lines: list[str] | None = None, refusal: str | None = None
+) -> dict[str, Any]:
+    """Return the versioned answer."""
+    return {
+        "schema": SCHEMA,
+        "dry_run": plan_lines is not None,
+        "plan": plan_lines or [],
+        "refused": refusal,
+        "responses": [response.to_json() for response in responses],
+    }
+
+
+def respond_view(
+    responses: list[Response], *, plan_lines: list[str] | None = None, refusal: str | None = None
+) -> View:
+    """Return what a person reads."""
+    blocks: list[Sentence | Table | Facts] = []
+    if plan_lines is not None:
+        blocks += [Sentence(text=f"would {line}") for line in plan_lines]
+        blocks.append(Sentence(text="Dry run: nothing was done (--no-dry-run).", tone=Tone.MUTED))
+    if refusal:
+        blocks.append(Sentence(text=f"It would be refused: {refusal}", tone=Tone.NOTICE))
+    if responses:
+        blocks.append(
+            Table(
+                title="Responses",
+                columns=[Column(title=t) for t in ("node", "job", "state", "spare", "note")],
+                rows=[(r.node, r.job, str(r.state), r.spare, r.note or None) for r in responses],
+                tones=[Tone.BAD if r.state is State.ESCALATED else Tone.PLAIN for r in responses],
+            )
+        )
+    return View(title="Response", blocks=blocks)
