@@ -170,20 +170,20 @@ def _from_weights(root: Any, rows: float) -> float:
     return total
 
 
-def settle() -> None:
-    """After the first update the model is known: write its facts."""
+def settle() -> bool:
+    """Note the model's facts at the first update; say whether they are new."""
     global _settled  # noqa: PLW0603 - once a process
     if RECORDER.flops:
         step = (RECORDER.flops, RECORDER.tokens)
         known = RECORDER.facts.get("model_flops_per_step")
         if known != step[0]:
             if _settled and known:
-                return
+                return False
             RECORDER.facts["model_flops_per_step"] = step[0]
             if step[1]:
                 RECORDER.facts["tokens_per_step"] = step[1]
     if _settled or not _roots:
-        return
+        return False
     _settled = True
     facts = RECORDER.facts
     facts["parameters"] = _parameters()
@@ -193,7 +193,7 @@ def settle() -> None:
     facts["device"], facts["extra"]["precision"] = _device()
     if not RECORDER.tokens:
         RECORDER.miss("tokens per step: the model's input is neither token ids nor a sequence")
-    RECORDER.write_facts()
+    return True
 
 
 def _bare(module: Any) -> Any:

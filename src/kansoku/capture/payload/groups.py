@@ -13,12 +13,12 @@ from kansoku.capture.payload import native
 from kansoku.capture.payload.recorder import RECORDER
 from kansoku.model import ring
 
-__all__ = ["install"]
+__all__ = ["install", "name_axes"]
 
 _COLLECTIVE = ring.KIND_CODES["collective"]
 _WAIT = ring.KIND_CODES["collective_wait"]
 _clock = time.monotonic_ns
-_meshes: weakref.WeakSet[Any] = weakref.WeakSet()
+_meshes: list[Any] = []
 _loaded = False
 _sequences: dict[tuple[str, int, str], int] = {}
 
@@ -115,24 +115,28 @@ def _wrap_mesh(original: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - the one wrapped
         original(self, *args, **kwargs)
         try:
-            _name_axes(self)
+            _meshes.append(weakref.ref(self))
         except Exception:
             RECORDER.failed()
 
     return __init__
 
 
-def _name_axes(mesh: Any) -> None:
-    """Give the groups of a mesh the names of its axes, also where torch reused the default one."""
-    if not RECORDER.facts["groups"] or not mesh.mesh_dim_names:
-        return
+def name_axes() -> None:
+    """Give the groups of every mesh the names of its axes, also where torch reused one.
+
+    Called once the model has trained: a mesh gets its groups some time after it was made.
+    """
     known = {group["name"]: group for group in RECORDER.facts["groups"]}
-    for number, axis in enumerate(mesh.mesh_dim_names):
-        group = mesh.get_group(number)
-        found = known.get(str(getattr(group, "group_name", "")))
-        if found is not None:
-            found["description"] = str(axis)
-    RECORDER.write_facts()
+    for reference in _meshes:
+        mesh = reference()
+        for number, axis in enumerate((mesh.mesh_dim_names if mesh is not None else None) or ()):
+            try:
+                found = known.get(str(mesh.get_group(number).group_name))
+            except Exception:  # noqa: S112 - a mesh without groups names none
+                continue
+            if found is not None:
+                found["description"] = str(axis)
 
 
 def _wrap_ddp(original: Any) -> Any:

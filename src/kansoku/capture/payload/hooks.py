@@ -244,7 +244,9 @@ def _wrap_optimizers(torch: ModuleType) -> None:
 
     def ends(optimizer: Any, *_: Any) -> None:
         try:
-            census.settle()
+            if census.settle():
+                groups.name_axes()
+                RECORDER.write_facts()
             RECORDER.update_ends(optimizer)
             device.collect()
         except Exception:
