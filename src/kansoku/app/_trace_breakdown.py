@@ -9,7 +9,6 @@ from typing import Any
 import polars as pl
 
 from kansoku.app._trace_set import Progress, given_ranks, map_traces, rank_verdicts, short_name
-from kansoku.formats.kineto import KinetoTrace
 from kansoku.trace.kineto.breakdown import Figures
 from kansoku.trace.kineto.ranks import missing_ranks
 from kansoku.trace.kineto.report import RankBreakdown, break_down
@@ -516,10 +515,6 @@ def _cost(rank: int | None, row: CallCost) -> dict[str, Any]:
     }
 
 
-def _analyse(trace: KinetoTrace, named_rank: int | None) -> RankBreakdown:
-    return break_down(trace, named_rank=named_rank)
-
-
 def breakdown(
     paths: Sequence[Path | str],
     *,
@@ -533,7 +528,9 @@ def breakdown(
     ``ranks`` are ``FILE=N`` for files that do not tell theirs. ``processes`` limits the pool
     (1: stay in this process); ``scheduler`` is the address of a Dask scheduler.
     """
-    parts = map_traces(_analyse, paths, processes=processes, scheduler=scheduler, progress=progress)
+    parts = map_traces(
+        break_down, paths, processes=processes, scheduler=scheduler, progress=progress
+    )
     claims, verdicts = rank_verdicts(parts, given_ranks(ranks))
     missing = missing_ranks(claims, verdicts)
     order = sorted(

@@ -9,9 +9,7 @@ from typing import Any
 import polars as pl
 
 from kansoku.app._trace_set import Progress, given_ranks, map_traces, rank_verdicts, short_name
-from kansoku.formats.kineto import KinetoTrace
-from kansoku.trace.kineto.critical_path import CRITICAL_KINDS, CriticalPath
-from kansoku.trace.kineto.critical_path import critical_path as walk
+from kansoku.trace.kineto.critical_path import CRITICAL_KINDS, CriticalPath, RankPaths, RankWalk
 from kansoku.view import Block, Column, Sentence, Span, Table, Timeline, Tone, View
 
 __all__ = ["CriticalPathResult", "critical_path"]
@@ -21,40 +19,11 @@ _TOP_ROWS = 12
 _SHOWN_SPANS = 5000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    file: str
-    said_rank: int | None
-    named_rank: int | None
-    world_size: int | None
-    base_ns: int
-    paths: tuple[CriticalPath, ...]
-    incomplete: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """Work for a process: the flag travels with it."""
-
-    steps: bool
-
-    def __call__(self, trace: KinetoTrace, named_rank: int | None) -> _Part:
-        return _Part(
-            file=trace.file,
-            said_rank=trace.metadata.rank,
-            named_rank=named_rank,
-            world_size=trace.metadata.world_size,
-            base_ns=trace.base_ns,
-            paths=tuple(walk(trace, steps=self.steps)),
-            incomplete=tuple(trace.problems),
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class CriticalPathResult:
     """The critical path of each rank and step."""
 
-    parts: tuple[_Part, ...]
+    parts: tuple[RankPaths, ...]
     ranks_of: tuple[int | None, ...]
     remarks: tuple[str, ...]
 
@@ -199,7 +168,7 @@ def critical_path(
 ) -> CriticalPathResult:
     """Walk the critical path of each step (``steps=False``: of each whole file)."""
     parts = map_traces(
-        _Steps(steps), paths, processes=processes, scheduler=scheduler, progress=progress
+        RankWalk(steps=steps), paths, processes=processes, scheduler=scheduler, progress=progress
     )
     _, verdicts = rank_verdicts(parts, given_ranks(ranks))
     order = sorted(

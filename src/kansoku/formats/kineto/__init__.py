@@ -1,4 +1,8 @@
-"""PyTorch profiler (Kineto) traces in Chrome JSON, of any age, from whole to badly damaged."""
+"""PyTorch profiler (Kineto) traces in Chrome JSON, of any age, from whole to badly damaged.
+
+The modules ``spans`` (every slice as a table) and ``chrome`` (writing) stand apart because they
+load Polars, which the processes that only read need not.
+"""
 
 from kansoku.formats.kineto._columns import NO_ID, CollectiveArguments
 from kansoku.formats.kineto._events import Damage

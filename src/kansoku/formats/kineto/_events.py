@@ -6,6 +6,7 @@ repaired and read event by event.
 """
 
 import gc
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,16 @@ import msgspec
 from kansoku.formats.kineto._repair import repair_chunk, salvage
 from kansoku.formats.kineto._scan import Piece, last_seam, middle_seam
 
-__all__ = ["EXACT_LIMIT_US", "Arguments", "Damage", "Decoded", "Event", "decode", "nanoseconds"]
+__all__ = [
+    "EXACT_LIMIT_US",
+    "Arguments",
+    "Damage",
+    "Decoded",
+    "Event",
+    "FullEvent",
+    "decode",
+    "nanoseconds",
+]
 
 _STRETCH_BYTES = 32 << 10
 # Doubles hold microseconds to the nanosecond up to 2**43; above, stamps are read as text.
@@ -71,6 +81,18 @@ class _ExactEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
     args: Arguments | None = None
 
 
+class FullEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """The same with every argument kept as the text it was, for conversion."""
+
+    cat: str | None = None
+    name: _Loose = ""
+    pid: _Loose = None
+    tid: _Loose = None
+    ts: msgspec.Raw = msgspec.Raw(b"null")
+    dur: msgspec.Raw = msgspec.Raw(b"null")
+    args: msgspec.Raw = msgspec.Raw(b"null")
+
+
 # Flows, metadata, instants, counters: known, and not slices.
 _OTHERS = tuple(
     msgspec.defstruct(f"_Other{number}", [], tag_field="ph", tag=letter, gc=False)
@@ -85,8 +107,9 @@ def _decoder(kind: type[msgspec.Struct]) -> Callable[[bytes], Any]:
     return msgspec.json.Decoder(list[union]).decode
 
 
-_DECODE = _decoder(Event)
-_DECODE_EXACT = _decoder(_ExactEvent)
+_DECODERS: dict[type[msgspec.Struct], Callable[[bytes], Any]] = {
+    kind: _decoder(kind) for kind in (Event, _ExactEvent, FullEvent)
+}
 _DECODE_ONE = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -119,8 +142,12 @@ class Decoded:
     """Text after the array's end; None where its end was not seen."""
 
 
-def decode(piece: Piece, *, exact: bool) -> Decoded:
-    """Decode the events of a piece; stamps stay raw text where ``exact``."""
+def decode(piece: Piece, *, exact: bool = False, full: bool = False) -> Decoded:
+    """Decode the events of a piece; stamps stay raw text where ``exact``.
+
+    With ``full`` the events are FullEvents, stamps and arguments raw.
+    """
+    wanted = FullEvent if full else _ExactEvent if exact else Event
     out = Decoded(events=[], rows=0, damage=Damage(), tail=None)
     data = piece.data
     if piece.last:
@@ -128,7 +155,7 @@ def decode(piece: Piece, *, exact: bool) -> Decoded:
     was_on = gc.isenabled()
     gc.disable()
     try:
-        _decode_into(data, out, exact=exact, last=piece.last and out.tail is None)
+        _decode_into(data, out, wanted, last=piece.last and out.tail is None)
     finally:
         if was_on:
             gc.enable()
@@ -150,18 +177,17 @@ def _cut_tail(data: bytes) -> tuple[bytes, str | None]:
     return data, None
 
 
-def _decode_into(data: bytes, out: Decoded, *, exact: bool, last: bool) -> None:
+def _decode_into(data: bytes, out: Decoded, wanted: type[msgspec.Struct], *, last: bool) -> None:
     body = data.strip(b", \t\r\n")
     if not body or (last and out.tail is not None):
         return
-    read = _DECODE_EXACT if exact else _DECODE
-    wanted = _ExactEvent if exact else Event
+    read = _DECODERS[wanted]
     try:
         events = read(b"[" + body + b"]")
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
         if len(body) > _STRETCH_BYTES and (cut := middle_seam(body)) is not None:
-            _decode_into(body[:cut], out, exact=exact, last=False)
-            _decode_into(body[cut:], out, exact=exact, last=last)
+            _decode_into(body[:cut], out, wanted, last=False)
+            _decode_into(body[cut:], out, wanted, last=last)
             return
     else:
         out.rows += len(events)
@@ -188,7 +214,8 @@ def _decode_into(data: bytes, out: Decoded, *, exact: bool, last: bool) -> None:
         )
     )
     out.rows += len(found.events)
-    out.events += [_from_dict(event) for event in found.events if event.get("ph") == "X"]
+    build = _full_from_dict if wanted is FullEvent else _from_dict
+    out.events += [build(event) for event in found.events if event.get("ph") == "X"]
     if found.tail is not None:
         out.tail = found.tail
 
@@ -211,6 +238,26 @@ def _from_dict(row: dict[str, Any]) -> Event:
         ts=_loose(row.get("ts")),
         dur=_loose(row.get("dur")),
         args=built,
+    )
+
+
+def _full_from_dict(row: dict[str, Any]) -> FullEvent:
+    """Build the event that conversion wants; numbers that were kept as text stay text."""
+
+    def raw(key: str) -> msgspec.Raw:
+        value = row.get(key)
+        text = value if key != "args" and isinstance(value, str) else json.dumps(value)
+        return msgspec.Raw(text.encode("utf-8", "replace"))
+
+    small = _from_dict({**row, "args": None})
+    return FullEvent(
+        cat=small.cat,
+        name=small.name,
+        pid=small.pid,
+        tid=small.tid,
+        ts=raw("ts"),
+        dur=raw("dur"),
+        args=raw("args"),
     )
 
 

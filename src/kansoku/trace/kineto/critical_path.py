@@ -22,7 +22,7 @@ from kansoku.formats.kineto import KinetoTrace
 from kansoku.trace.kineto.breakdown import find_steps, unions
 from kansoku.trace.kineto.rows import DeviceRows, device_rows
 
-__all__ = ["CRITICAL_KINDS", "CriticalPath", "PathRow", "critical_path"]
+__all__ = ["CRITICAL_KINDS", "CriticalPath", "PathRow", "RankPaths", "RankWalk", "critical_path"]
 
 CRITICAL_KINDS = (
     "compute",
@@ -80,6 +80,38 @@ class CriticalPath:
     def bound_by(self) -> str:
         """The kind with the most time on the path."""
         return max(CRITICAL_KINDS, key=lambda kind: self.totals_ns[kind])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPaths:
+    """The critical paths of one file."""
+
+    file: str
+    said_rank: int | None
+    named_rank: int | None
+    world_size: int | None
+    base_ns: int
+    paths: tuple[CriticalPath, ...]
+    incomplete: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWalk:
+    """The work of one file, for any process: the choice travels with it."""
+
+    steps: bool
+
+    def __call__(self, trace: KinetoTrace, named_rank: int | None) -> RankPaths:
+        """Walk the paths of a trace."""
+        return RankPaths(
+            file=trace.file,
+            said_rank=trace.metadata.rank,
+            named_rank=named_rank,
+            world_size=trace.metadata.world_size,
+            base_ns=trace.base_ns,
+            paths=tuple(critical_path(trace, steps=self.steps)),
+            incomplete=tuple(trace.problems),
+        )
 
 
 def critical_path(trace: KinetoTrace, *, steps: bool = True) -> list[CriticalPath]:

@@ -67,7 +67,7 @@ class RankBreakdown:
     notes: tuple[str, ...]
 
 
-def break_down(trace: KinetoTrace, *, named_rank: int | None = None) -> RankBreakdown:
+def break_down(trace: KinetoTrace, named_rank: int | None = None) -> RankBreakdown:
     """Analyse one trace."""
     rows = device_rows(trace)
     sets = unions(rows)
