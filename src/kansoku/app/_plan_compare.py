@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from kansoku.app.report import report
 from kansoku.model import PHASES, RunFacts
 from kansoku.plan.layout import Training
@@ -33,6 +35,10 @@ _NAMES = (
     ("pp", r"\bpp\b|pipe"),
     ("dp", r"\bdp\b|data|shard|replicate|fsdp|ddp"),
 )
+
+
+# What a step is made of: broadcasts and barriers belong to set-up, a receive is its sender's.
+_STEADY = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +156,8 @@ def compare_groups(
     counts = {g.axis: g.count for g in placement.groups}
     found: dict[str, list[CollectiveSummary]] = {}
     for summary in collectives:
+        if summary.op not in _STEADY:
+            continue
         axis = _axis(summary.group, summary.description, summary.members, facts, placement)
         found.setdefault(axis or "other", []).append(summary)
     sizes = {g.axis: g.size for g in placement.groups}
@@ -187,6 +195,20 @@ def compare_groups(
     return tuple(rows)
 
 
+def _steps_and_tokens(steps: pl.DataFrame, candidate: Candidate) -> tuple[int, float | None]:
+    """Return how many steps every rank ended, and the median tokens of one for the whole job."""
+    ended = (
+        steps.filter(pl.col("complete"))
+        .group_by("step")
+        .agg(tokens=pl.col("tokens").sum(), known=pl.col("tokens").is_not_null().all())
+    )
+    # Ranks of a tensor or pipeline group count the same tokens.
+    copies = candidate.layout.tp * candidate.layout.pp
+    known = ended.filter(pl.col("known") & (pl.col("tokens") > 0))["tokens"]
+    median = known.median()
+    return ended.height, float(median) / copies if isinstance(median, float) else None
+
+
 def compare_run(
     path: Path, candidate: Candidate, traffic: TrafficColumns, training: Training
 ) -> RunComparison:
@@ -206,21 +228,17 @@ def compare_run(
     ranks = answer.run.layout.world
     if ranks != candidate.layout.gpus:
         reasons.append(f"the run has {ranks} ranks, the plan {candidate.layout.gpus}")
-    tokens = throughput.tokens_per_s
-    if tokens is not None and observed is not None:
-        seen = tokens * observed
-        if abs(seen - training.tokens) > 0.02 * training.tokens:
-            reasons.append(f"the run took {seen:,.0f} tokens a step, the plan {training.tokens:,}")
+    steps, seen = _steps_and_tokens(answer.run.steps, candidate)
+    if seen is not None and abs(seen - training.tokens) > 0.02 * training.tokens:
+        reasons.append(f"the run took {seen:,.0f} tokens a step, the plan {training.tokens:,}")
     return RunComparison(
         run=answer.run.facts.run,
-        steps=throughput.steps,
+        steps=steps,
         predicted_step_s=candidate.step_s,
         observed_step_s=observed,
         ratio=None if observed is None else observed / candidate.step_s,
         phases=phases,
-        groups=compare_groups(
-            candidate, traffic, answer.collectives, answer.run.facts, throughput.steps
-        ),
+        groups=compare_groups(candidate, traffic, answer.collectives, answer.run.facts, steps),
         largest_loss=max(lost, key=lambda p: p.lost_s or 0).phase if lost else None,
         reason="; ".join(reasons) or None,
     )
@@ -230,14 +248,20 @@ def _number(value: float | None, scale: float = 1.0, digits: int = 4) -> str | N
     return None if value is None else f"{value / scale:.{digits}f}"
 
 
+def _phase_row(phase: PhaseComparison) -> tuple[str | None, ...]:
+    seconds = (phase.predicted_s, phase.observed_s, phase.lost_s)
+    return (phase.phase, *(_number(value, 1e-3, 3) for value in seconds))
+
+
 def comparison_blocks(comparison: RunComparison) -> list[Block]:
     """Draw a plan beside a run."""
     blocks: list[Block] = [Heading(text=f"Beside run {comparison.run}")]
     if comparison.observed_step_s is not None:
         blocks.append(
             Sentence(
-                text=f"Observed {comparison.observed_step_s:.3f} s a step, "
-                f"{comparison.ratio:.2f} times the plan's {comparison.predicted_step_s:.3f} s",
+                text=f"Observed {1e3 * comparison.observed_step_s:,.1f} ms a step, "
+                f"{comparison.ratio:.2f} times the plan's "
+                f"{1e3 * comparison.predicted_step_s:,.1f} ms",
                 detail=None
                 if comparison.largest_loss is None
                 else f"most is lost in {comparison.largest_loss.replace('_', ' ')}",
@@ -247,17 +271,14 @@ def comparison_blocks(comparison: RunComparison) -> list[Block]:
         blocks.append(Sentence(text=comparison.reason, tone=Tone.NOTICE))
     blocks.append(
         Table(
-            title="Phases of a step, s",
+            title="Phases of a step, ms",
             columns=[
                 Column(title="phase"),
                 Column(title="predicted", numeric=True),
                 Column(title="observed", numeric=True),
                 Column(title="lost", numeric=True),
             ],
-            rows=[
-                (p.phase, _number(p.predicted_s), _number(p.observed_s), _number(p.lost_s))
-                for p in comparison.phases
-            ],
+            rows=[_phase_row(p) for p in comparison.phases],
         )
     )
     blocks.append(
@@ -267,9 +288,9 @@ def comparison_blocks(comparison: RunComparison) -> list[Block]:
                 Column(title="axis"),
                 Column(title="predicted MB", numeric=True),
                 Column(title="observed MB", numeric=True),
-                Column(title="predicted s", numeric=True),
-                Column(title="observed s", numeric=True),
-                Column(title="waiting s", numeric=True),
+                Column(title="predicted ms", numeric=True),
+                Column(title="observed ms", numeric=True),
+                Column(title="waiting ms", numeric=True),
                 Column(title="groups"),
             ],
             rows=[
@@ -277,9 +298,9 @@ def comparison_blocks(comparison: RunComparison) -> list[Block]:
                     g.axis,
                     _number(g.predicted_bytes, 1e6, 2),
                     _number(g.observed_bytes, 1e6, 2),
-                    _number(g.predicted_s),
-                    _number(g.observed_s),
-                    _number(g.observed_wait_s),
+                    _number(g.predicted_s, 1e-3, 3),
+                    _number(g.observed_s, 1e-3, 3),
+                    _number(g.observed_wait_s, 1e-3, 3),
                     ", ".join(g.groups) or None,
                 )
                 for g in comparison.groups

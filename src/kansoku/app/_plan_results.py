@@ -198,6 +198,26 @@ def _candidate_table(title: str, rows: tuple[Candidate, ...], note: str | None =
     )  # fmt: skip
 
 
+_FRONT_ROWS = 12
+
+
+def _placement_table(candidate: Candidate) -> Table:
+    rows = [
+        (g.axis, g.size, g.stride, g.count, g.per_node, g.nodes, g.tier.replace("_", " "),
+         g.crossing)
+        for g in candidate.placement.groups
+        if g.size > 1
+    ]  # fmt: skip
+    titles = (
+        "groups", "size", "stride", "count", "per node", "nodes", "widest path", "crossing pods"
+    )  # fmt: skip
+    return Table(
+        title="Placement of the fastest, from the inside out",
+        columns=[Column(title=t, numeric=t not in {"groups", "widest path"}) for t in titles],
+        rows=rows,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
     """The best layout at one global batch; None where nothing fits."""
@@ -272,10 +292,18 @@ class SearchAnswer:
                     f"{best.step_s:.3f} s a step, MFU {percent(best.mfu)}",
                     tone=Tone.GOOD,
                     detail=f"MFU counts {best.mfu.convention} FLOPs against the dense "
-                    f"{self.training.precision} peak; predicted for a steady step",
+                    f"{self.training.precision} peak of {best.mfu.peak_flops:.4g} FLOP/s; window: "
+                    "one steady step, predicted",
                 ),
                 _candidate_table("Fastest layouts", result.candidates),
-                _candidate_table("Pareto front of time against memory", result.pareto),
+                _candidate_table(
+                    "Pareto front of time against memory",
+                    result.pareto[:_FRONT_ROWS],
+                    note=f"{len(result.pareto)} in all; --json has them"
+                    if len(result.pareto) > _FRONT_ROWS
+                    else None,
+                ),
+                _placement_table(best),
                 Series(
                     title="Pareto front",
                     x_title="memory, GiB",
@@ -408,10 +436,11 @@ class ExplainResult:
                 ]
             ),
             Sentence(
-                text=f"{c.step_s:.3f} s a step: {c.tokens_per_s_per_gpu:.0f} tokens/s/GPU, "
+                text=f"{c.step_s:.4g} s a step: {c.tokens_per_s_per_gpu:.0f} tokens/s/GPU, "
                 f"MFU {percent(c.mfu)}, HFU {percent(c.hfu)}",
                 tone=Tone.GOOD if c.fits else Tone.NOTICE,
-                detail=f"MFU: {c.mfu.convention}; peak {c.mfu.peak_source}",
+                detail=f"MFU: {c.mfu.convention} FLOPs, peak {c.mfu.peak_flops:.4g} FLOP/s "
+                f"({c.mfu.peak_source}), window: one steady step",
             ),
         ]
         if not c.fits:
@@ -427,11 +456,11 @@ class ExplainResult:
                 title="Where the step goes",
                 columns=[
                     Column(title="part"),
-                    Column(title="s", numeric=True),
+                    Column(title="ms", numeric=True),
                     Column(title="%", numeric=True),
                 ],
                 rows=[
-                    (PARTS[k], f"{v:.4f}", f"{100 * v / c.step_s:.1f}")
+                    (PARTS[k], f"{1e3 * v:,.2f}", f"{100 * v / c.step_s:.1f}")
                     for k, v in sorted(c.breakdown.items(), key=lambda p: -p[1])
                     if v > 0
                 ],
@@ -451,7 +480,7 @@ class ExplainResult:
                 rows=[
                     (
                         x.change,
-                        f"{x.step_s:.3f}",
+                        f"{x.step_s:.4g}",
                         f"{x.tokens_per_s_per_gpu:.0f}",
                         f"{100 * (x.gain_ratio - 1):+.1f} %",
                         x.retuned,
@@ -471,9 +500,9 @@ class ExplainResult:
                 axis,
                 row["size"],
                 row["tier"],
-                f"{row['bytes'] / 1e9:.2f}",
-                f"{row['seconds']:.3f}",
-                f"{row['exposed_s']:.3f}",
+                f"{row['bytes'] / 1e9:.3f}",
+                f"{1e3 * row['seconds']:.2f}",
+                f"{1e3 * row['exposed_s']:.2f}",
             )
             for axis, row in self._traffic().items()
             if row["size"] > 1
@@ -485,8 +514,8 @@ class ExplainResult:
                 Column(title="size", numeric=True),
                 Column(title="widest path"),
                 Column(title="GB", numeric=True),
-                Column(title="s", numeric=True),
-                Column(title="exposed s", numeric=True),
+                Column(title="ms", numeric=True),
+                Column(title="exposed ms", numeric=True),
             ],
             rows=rows,
         )

@@ -194,6 +194,8 @@ def _gradients(
     # Megatron-core: buckets of 40 million parameters, or one million a rank, whichever is more.
     buckets = np.ceil(local / np.maximum(40e6, 1e6 * replicas))
     many = replicas > 1
+    # An all-reduce brings gradients back, sharded states bring 16-bit weights.
+    back = np.where(columns.zero >= 1, 2, training.grad_bytes)
     gathered, reduced = np.zeros(len(columns)), np.zeros(len(columns))
     sent = np.zeros(len(columns))
     for held, group in ((shared, groups["dp"]), (expert, groups["expert_dp"])):
@@ -201,8 +203,8 @@ def _gradients(
             continue
         share = (group.size - 1) / group.size
         reduced += network.gather(group, held * training.grad_bytes, calls=buckets) * many
-        gathered += network.gather(group, held * 2, calls=buckets) * many
-        sent += held * (training.grad_bytes + 2) * share
+        gathered += network.gather(group, held * back, calls=buckets) * many
+        sent += held * (training.grad_bytes + back) * share
     owned = np.where(
         columns.zero >= 1,
         shared / replicas + expert / np.maximum(replicas // columns.ep, 1),
@@ -223,8 +225,9 @@ def _exposed_gradients(
 ) -> Array:
     """Return what of the data-parallel collectives is not hidden behind compute.
 
-    ZeRO 0 and 1 reduce once a step, behind the last backward, and gather behind the first
-    forward. ZeRO 2 reduces every micro-batch, ZeRO 3 also gathers for every forward and backward.
+    ZeRO 0 all-reduces once a step, behind the last backward. ZeRO 1 reduces there and gathers
+    behind the first forward. ZeRO 2 reduces every micro-batch, ZeRO 3 also gathers for every
+    forward and backward.
     """
     forward, backward = windows
     sharded = columns.zero >= 3
@@ -233,8 +236,9 @@ def _exposed_gradients(
         return rounds * reduced + np.where(sharded, 2 * micro_batches, 1.0) * gathered
     # The last bucket reduced and the first gathered have nothing to hide behind.
     start = (reduced + gathered) / buckets
-    late = np.where(sharded, gathered, 0.0)
-    ahead = np.where(sharded, micro_batches, 1.0) * np.maximum(gathered - forward, 0)
+    late = np.where(sharded | (columns.zero == 0), gathered, 0.0)
+    ahead = np.where(columns.zero == 0, 0, np.where(sharded, micro_batches, 1.0))
+    ahead = ahead * np.maximum(gathered - forward, 0)
     exposed = ahead + rounds * np.maximum(reduced + late - backward, 0) + start
     return np.asarray(exposed, dtype=np.float64)
 
