@@ -1,0 +1,243 @@
+"""The live screen: ranks × phases, GPUs and NICs, incidents; keys to sort, filter and look in."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Input, Static
+
+from kansoku.app.top import DeviceLine, RankLine, TopSnapshot, TopSource
+from kansoku.errors import KansokuError
+from kansoku.model import PHASES
+from kansoku.tui._cells import PHASE_LETTERS, bar, number, phase_strip, rate, spark
+
+__all__ = ["TopApp"]
+
+_NARROW_COLUMNS = 100
+_SORTS: dict[str, Callable[[RankLine], tuple[float, int]]] = {
+    "rank": lambda line: (0.0, line.rank),
+    "step time": lambda line: (-line.step_ms, line.rank),
+    "late": lambda line: (float(not line.late), line.rank),
+    "collective": lambda line: (line.phases.get(PHASES[4], 0.0), line.rank),
+}
+
+
+class _Detail(ModalScreen[None]):
+    """One rank or device, in full."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q", "dismiss", "Close")]
+    DEFAULT_CSS = "_Detail { align: center middle; } #detail { width: 70; border: round $accent; }"
+
+    def __init__(self, text: Text) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        yield Static(self._text, id="detail")
+
+
+class TopApp(App[None]):
+    """`kansoku top`."""
+
+    TITLE = "kansoku top"
+    CSS = """
+    #head { height: 2; padding: 0 1; }
+    #ranks { height: 2fr; }
+    #devices { height: 1fr; }
+    #incidents { height: auto; max-height: 5; padding: 0 1; }
+    #filter { display: none; }
+    #filter.shown { display: block; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit"),
+        Binding("s", "sort", "Sort"),
+        Binding("slash", "filter", "Filter"),
+        Binding("space", "pause", "Pause"),
+        Binding("escape", "clear_filter", "Clear", show=False),
+    ]
+
+    def __init__(self, source: TopSource, *, every_s: float = 1.0) -> None:
+        super().__init__()
+        self._source = source
+        self._every_s = every_s
+        self._sort = 0
+        self._filter = ""
+        self._paused = False
+        self._shown: TopSnapshot | None = None
+        self._narrow: bool | None = None
+
+    def compose(self) -> ComposeResult:
+        """Lay out head, ranks, devices, incidents."""
+        yield Static(id="head")
+        with Vertical():
+            yield DataTable(id="ranks", cursor_type="row", zebra_stripes=True)
+            yield DataTable(id="devices", cursor_type="row", zebra_stripes=True)
+        yield Static(id="incidents")
+        yield Input(placeholder="node or rank", id="filter")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Start reading at once and then every second."""
+        self.query_one("#devices", DataTable).add_columns(
+            "device", "power", "use", "memory", "temp", "traffic"
+        )
+        self.query_one("#ranks", DataTable).focus()
+        self.tick()
+        self.set_interval(self._every_s, self.tick)
+
+    def tick(self) -> None:
+        """Read the next snapshot beside the screen, so that a slow source never blocks a key."""
+        if not self._paused:
+            self._read()
+
+    @work(thread=True, exclusive=True)
+    def _read(self) -> None:
+        try:
+            snapshot = self._source.snapshot()
+        except KansokuError as error:
+            now = self._shown.time_ns if self._shown else 0
+            snapshot = TopSnapshot(title="kansoku top", time_ns=now, note=str(error))
+        self.call_from_thread(self.show, snapshot)
+
+    def show(self, snapshot: TopSnapshot) -> None:
+        """Draw a snapshot."""
+        self._shown = snapshot
+        self.query_one("#head", Static).update(self._head(snapshot))
+        self._fill_ranks(snapshot)
+        self._fill_devices(snapshot)
+        text = Text("\n").join(Text(line, "yellow") for line in snapshot.incidents[:5])
+        self.query_one("#incidents", Static).update(text)
+
+    def _head(self, snapshot: TopSnapshot) -> Text:
+        clock = datetime.fromtimestamp(snapshot.time_ns / 1e9, UTC).strftime("%H:%M:%S UTC")
+        late = [line.rank for line in snapshot.ranks if line.late]
+        first = Text.assemble((snapshot.title, "bold"), f"  {clock}", "  paused" * self._paused)
+        if snapshot.note and not snapshot.ranks:
+            return Text("\n").join([first, Text(snapshot.note, "yellow")])
+        parts = [
+            f"ranks {len(snapshot.ranks)}",
+            f"step {max((line.step for line in snapshot.ranks), default=0)}",
+            f"{number(snapshot.step_ms, ' ms', 1)} a step",
+            f"{number(snapshot.tokens_per_s)} tokens/s",
+            f"slowest rank {late[0]}" if late else "no rank stands out",
+            f"sort: {list(_SORTS)[self._sort]}",
+        ]
+        return Text("\n").join([first, Text(" · ".join(parts))])
+
+    def _fill_ranks(self, snapshot: TopSnapshot) -> None:
+        table = self.query_one("#ranks", DataTable)
+        narrow = self.size.width < _NARROW_COLUMNS
+        if narrow != self._narrow:
+            self._narrow = narrow
+            table.clear(columns=True)
+            legend = " ".join(f"{letter}={phase.value}" for phase, letter in PHASE_LETTERS.items())
+            table.add_columns("rank", "node", "step", "ms", "trend", "phases" if narrow else legend)
+        row = table.cursor_row
+        table.clear()
+        wide = 24 if narrow else 60
+        for line in self._kept(snapshot):
+            style = "bold red" if line.late else ""
+            table.add_row(
+                Text(f"{line.rank}{' ◀' if line.late else ''}", style),
+                line.node,
+                str(line.step),
+                number(line.step_ms, digits=1),
+                spark(line.trend, 12 if narrow else 24),
+                phase_strip(line.phases, wide),
+                key=str(line.rank),
+            )
+        if table.row_count:
+            table.move_cursor(row=min(row, table.row_count - 1))
+
+    def _kept(self, snapshot: TopSnapshot) -> list[RankLine]:
+        wanted = self._filter.lower()
+        kept = [
+            line
+            for line in snapshot.ranks
+            if not wanted or wanted in line.node.lower() or wanted == str(line.rank)
+        ]
+        return sorted(kept, key=list(_SORTS.values())[self._sort])
+
+    def _fill_devices(self, snapshot: TopSnapshot) -> None:
+        table = self.query_one("#devices", DataTable)
+        table.display = bool(snapshot.devices)
+        table.clear()
+        wanted = self._filter.lower()
+        for line in snapshot.devices:
+            if wanted and wanted not in line.node.lower():
+                continue
+            table.add_row(*_device_cells(line))
+
+    def action_sort(self) -> None:
+        """Sort by the next column."""
+        self._sort = (self._sort + 1) % len(_SORTS)
+        if self._shown:
+            self.show(self._shown)
+
+    def action_pause(self) -> None:
+        """Hold the picture, or go on."""
+        self._paused = not self._paused
+        if self._shown:
+            self.show(self._shown)
+
+    def action_filter(self) -> None:
+        """Ask which node or rank to show."""
+        field = self.query_one("#filter", Input)
+        field.add_class("shown")
+        field.focus()
+
+    def action_clear_filter(self) -> None:
+        """Show everything again."""
+        self._apply("")
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Take the filter."""
+        self._apply(event.value)
+
+    def _apply(self, text: str) -> None:
+        self._filter = text.strip()
+        field = self.query_one("#filter", Input)
+        field.value = self._filter
+        field.remove_class("shown")
+        self.query_one("#ranks", DataTable).focus()
+        if self._shown:
+            self.show(self._shown)
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """Look into a rank."""
+        if event.data_table.id != "ranks" or self._shown is None:
+            return
+        wanted = event.row_key.value
+        line = next((line for line in self._shown.ranks if str(line.rank) == wanted), None)
+        if line is not None:
+            self.push_screen(_Detail(_rank_text(line)))
+
+
+def _device_cells(line: DeviceLine) -> tuple[str, ...]:
+    percent = None if line.utilization is None else 100 * line.utilization
+    memory = None if line.memory is None else 100 * line.memory
+    return (
+        f"{line.node} {line.name}".strip(),
+        number(line.watts, " W"),
+        f"{bar(line.utilization, 8)} {number(percent, ' %')}" if percent is not None else "–",
+        number(memory, " %"),
+        number(line.celsius, " °C"),
+        rate(line.bytes_per_s),
+    )
+
+
+def _rank_text(line: RankLine) -> Text:
+    text = Text(f"rank {line.rank} on {line.node or 'this node'}, step {line.step}\n", "bold")
+    text.append(f"median step {line.step_ms:.2f} ms\n{spark(line.trend, 60)}\n\n", "")
+    for phase in PHASES:
+        share = line.phases.get(phase, 0.0)
+        text.append(f"{phase.value:<11} {bar(share, 30)} {100 * share:5.1f} %\n", "")
+    if line.late:
+        text.append("\nThe others wait for this rank.", "bold red")
+    return text

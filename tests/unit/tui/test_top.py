@@ -1,0 +1,164 @@
+"""The live terminal at 80 × 24 and wider, driven by keys, without colour's help."""
+
+import asyncio
+
+import polars as pl
+import pytest
+
+from kansoku.app.top import DeviceLine, RankLine, TopSnapshot, rank_lines
+from kansoku.errors import InputError
+from kansoku.model import PHASES, Phase, table_schema
+from kansoku.tui import TopApp
+from kansoku.tui._cells import bar, phase_strip, rate, spark
+
+
+def line(rank, *, step_ms=100.0, wait=0.3, late=False):
+    phases = dict.fromkeys(PHASES, 0.0) | {Phase.FORWARD: 0.7 - wait, Phase.BACKWARD: 0.3}
+    phases[Phase.COLLECTIVE] = wait
+    return RankLine(
+        rank=rank, node=f"c{rank // 2:03}", step=42, step_ms=step_ms, phases=phases,
+        trend=(1.0, 2.0, 3.0), late=late,
+    )  # fmt: skip
+
+
+class Source:
+    def __init__(self, *snapshots):
+        self.snapshots = list(snapshots)
+
+    def snapshot(self):
+        found = self.snapshots[0]
+        if len(self.snapshots) > 1:
+            self.snapshots.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def close(self):
+        pass
+
+
+SNAPSHOT = TopSnapshot(
+    title="run-1",
+    time_ns=1_741_064_767_000_000_000,
+    ranks=tuple(
+        line(r, step_ms=100 + r, wait=0.05 if r == 3 else 0.3, late=r == 3) for r in range(6)
+    ),
+    devices=(DeviceLine(node="c001", name="gpu0", kind="gpu", watts=512.0, utilization=0.98),),
+    incidents=("open · hang · network · nic:c001/mlx5_0",),
+    step_ms=103.0,
+    tokens_per_s=12_345.0,
+)
+
+
+def drive(source, script, size=(80, 24)):
+    async def scene():
+        app = TopApp(source, every_s=60)
+        async with app.run_test(size=size) as pilot:
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            await script(app, pilot)
+
+    asyncio.run(scene())
+
+
+def rows(app, table="#ranks"):
+    grid = app.query_one(table)
+    return [[str(cell) for cell in grid.get_row_at(i)] for i in range(grid.row_count)]
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+def test_the_late_rank_is_marked_without_colour(size):
+    async def script(app, _pilot):
+        table = rows(app)
+        assert [r[0] for r in table] == ["0", "1", "2", "3 ◀", "4", "5"]
+        head = str(app.query_one("#head").render())
+        assert "slowest rank 3" in head
+        assert "12,345 tokens/s" in head
+        assert "512 W" in rows(app, "#devices")[0][1]
+        assert "nic:c001/mlx5_0" in str(app.query_one("#incidents").render())
+
+    drive(Source(SNAPSHOT), script, size)
+
+
+def test_keys_sort_filter_and_look_in():
+    async def script(app, pilot):
+        await pilot.press("s")
+        assert [r[0] for r in rows(app)][:2] == ["5", "4"]
+        await pilot.press("slash", *"c001", "enter")
+        assert {r[1] for r in rows(app)} == {"c001"}
+        await pilot.press("escape")
+        assert len(rows(app)) == 6
+        await pilot.press("s", "enter")
+        await pilot.pause()
+        detail = str(app.screen.query_one("#detail").render())
+        assert "rank 3" in detail
+        assert "others wait for this rank" in detail
+        await pilot.press("escape")
+
+    drive(Source(SNAPSHOT), script)
+
+
+def test_pause_holds_the_picture():
+    async def script(app, pilot):
+        await pilot.press("space")
+        app.tick()
+        await app.workers.wait_for_complete()
+        assert "run-1" in str(app.query_one("#head").render())
+
+    drive(Source(SNAPSHOT, TopSnapshot(title="later", time_ns=1)), script)
+
+
+def test_an_empty_source_says_what_to_do_and_an_error_does_not_end_it():
+    async def script(app, pilot):
+        assert "no such run" in str(app.query_one("#head").render())
+        app.tick()
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        assert len(rows(app)) == 6
+
+    drive(Source(InputError("no such run"), SNAPSHOT), script)
+
+
+def test_strips_fill_their_width_exactly():
+    shares = dict.fromkeys(PHASES, 1 / 7)
+    for width in (7, 24, 60):
+        assert len(phase_strip(shares, width).plain) == width
+
+
+def test_small_drawings():
+    assert spark([], 5) == ""
+    assert spark([1, 1], 5) == "▁▁"
+    assert spark([0, 7], 5) == "▁█"
+    assert bar(None, 4) == "–"
+    assert bar(0.5, 4) == "██░░"
+    assert rate(2.5e9) == "2.5 GB/s"
+
+
+def steps_frame(rows):
+    schema = table_schema("steps")
+    empty = dict.fromkeys(schema)
+    full = [
+        empty
+        | {f"{p.value}_ns": 0 for p in PHASES}
+        | {"run": "r", "complete": True, "start_ns": 0}
+        | row
+        for row in rows
+    ]
+    return pl.DataFrame(full, schema=schema)
+
+
+def test_rank_lines_by_hand():
+    """Rank 1 never waits while the others wait a quarter of their step."""
+    frame = steps_frame(
+        [
+            {"rank": r, "step": s, "duration_ns": 4_000_000, "forward_ns": 3_000_000 + 1_000_000 * (r == 1),
+             "collective_ns": 1_000_000 * (r != 1)}
+            for r in range(3)
+            for s in range(5)
+        ]
+    )  # fmt: skip
+    lines = rank_lines(frame, {0: "a", 1: "b", 2: "b"})
+    assert [found.late for found in lines] == [False, True, False]
+    assert lines[0].step_ms == 4.0
+    assert lines[0].phases[Phase.COLLECTIVE] == 0.25
+    assert lines[1].node == "b"
