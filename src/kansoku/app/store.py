@@ -1,12 +1,17 @@
-"""Open the store that a command was told: a folder, or a running server."""
+"""Open the store that a command was told: a folder, a running server, a fleet's back ends."""
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import httpx
+import polars as pl
+import pyarrow as pa
 
 from kansoku.errors import StoreError
 from kansoku.store import HttpStore, LocalStore, Store, StoreLimits
 
-__all__ = ["default_store", "open_store"]
+__all__ = ["default_store", "open_fleet", "open_store"]
 
 
 def default_store() -> Path:
@@ -38,3 +43,75 @@ def open_store(
         if not address.exists():
             raise
         return HttpStore(address.read_text(encoding="utf-8").strip(), token=token)
+
+
+def open_fleet(
+    stores: Mapping[str, str],
+    *,
+    naming: str = "prometheus",
+    headers: Mapping[str, str] | None = None,
+    token: str | None = None,
+) -> Store:
+    """Return one store over the back ends of a cluster file (:attr:`Cluster.stores`).
+
+    ``metrics`` is VictoriaMetrics or Prometheus, ``logs`` VictoriaLogs, ``traces`` VictoriaTraces
+    (or ``jaeger+URL`` for a Jaeger API), ``kansoku`` a kansoku server for jobs, ``otlp`` where
+    rows are written. ``headers`` go to every back end but kansoku's, which takes ``token``.
+    """
+    from kansoku.store.fleet import (
+        BackEnd,
+        FleetStore,
+        JaegerSpans,
+        LogsqlEvents,
+        LogsqlSpans,
+        Naming,
+        PromMetrics,
+        RemoteWriter,
+    )
+
+    def reach(url: str) -> BackEnd:
+        return BackEnd(url, headers=headers)
+
+    metrics, logs, traces = (stores.get(name) for name in ("metrics", "logs", "traces"))
+    jaeger = traces is not None and traces.startswith("jaeger+")
+    spans: LogsqlSpans | JaegerSpans | None = None
+    if traces is not None:
+        spans = (
+            JaegerSpans(reach(traces.removeprefix("jaeger+")), prefix="")
+            if jaeger
+            else LogsqlSpans(reach(traces))
+        )
+    own, otlp = stores.get("kansoku"), stores.get("otlp")
+    names = Naming(style=naming)
+    return FleetStore(
+        metrics=PromMetrics(reach(metrics), naming=names) if metrics else None,
+        remote_write=RemoteWriter(reach(metrics), naming=names) if metrics else None,
+        logs=LogsqlEvents(reach(logs)) if logs else None,
+        spans=spans,
+        own=HttpStore(own, token=token or os.environ.get("KANSOKU_TOKEN")) if own else None,
+        write=_otlp_writer(otlp, headers or {}) if otlp else None,
+    )
+
+
+def _otlp_writer(url: str, headers: Mapping[str, str]) -> Callable[[Mapping[str, pa.Table]], None]:
+    """Return a function that sends rows as OTLP over HTTP, once and without a spool."""
+    from kansoku.telemetry import encode
+
+    def write(tables: Mapping[str, pa.Table]) -> None:
+        frames: dict[str, pl.DataFrame] = {}
+        for name, rows in tables.items():
+            frame = pl.from_arrow(rows)
+            if isinstance(frame, pl.DataFrame):
+                frames[name] = frame
+        for signal, message in encode(frames, resource={"service.name": "kansoku"}).items():
+            try:
+                httpx.post(
+                    f"{url.rstrip('/')}/v1/{signal}",
+                    content=message.SerializeToString(),
+                    headers={**headers, "content-type": "application/x-protobuf"},
+                    timeout=60,
+                ).raise_for_status()
+            except httpx.HTTPError as error:
+                raise StoreError(f"writing {signal}: {error}", where=url) from None
+
+    return write

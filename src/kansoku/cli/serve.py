@@ -35,7 +35,7 @@ def _size(text: str | None, flag: str) -> int | None:
     return int(match[1]) * _SIZES[match[2]]
 
 
-def command(  # noqa: PLR0917 - flags of a command
+def command(
     store: StoreFlag = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the pages and the API; 0: any free.")] = 8080,

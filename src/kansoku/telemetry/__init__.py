@@ -1,6 +1,6 @@
 """Telemetry: OTLP and our Arrow batches in and out, with a spool, retries and counts."""
 
-from kansoku.telemetry.encode import Describe, MetricInfo
+from kansoku.telemetry.encode import Describe, MetricInfo, encode
 from kansoku.telemetry.exporter import Exporter, ExporterCounts, make_transport
 from kansoku.telemetry.receive import Intake, IntakeCounts, IntakeLimits, Sink
 from kansoku.telemetry.receive_grpc import GrpcReceiver, GrpcTls
@@ -23,6 +23,7 @@ __all__ = [
     "Spool",
     "Tls",
     "Transport",
+    "encode",
     "make_transport",
     "otlp_routes",
 ]
