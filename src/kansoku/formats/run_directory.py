@@ -59,6 +59,8 @@ RESOURCES_SCHEMA = {
     "device_ns": pl.Int64(),
     "tokens": pl.Float64(),  # of a step
     "flops": pl.Float64(),  # model FLOPs of a step, this rank's own work
+    # Of a phase: how long its thread had stood in a run queue since its start, when it closed.
+    "queued_ns": pl.Int64(),
 }
 
 Records = npt.NDArray[np.void]
@@ -421,9 +423,16 @@ def _resources(
             "peak_rss_bytes": _nullable(part["peak_rss_bytes"]),
             "device_ns": _nullable(part["device_ns"]),
             **values,
+            "queued_ns": _nullable(_queued(part, steps)),
         }
     )
     return frame.select(pl.col(name).cast(kind) for name, kind in RESOURCES_SCHEMA.items())
+
+
+def _queued(records: Records, steps: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    known = ~steps & np.isfinite(records["value_a"]) & (records["value_a"] > 0)
+    known &= records["value_a"] < float(1 << 62)
+    return np.where(known, records["value_a"], -1.0).astype(np.int64)
 
 
 def _counters(processes: Sequence[_Process]) -> pl.DataFrame:

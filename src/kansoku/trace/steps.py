@@ -208,8 +208,8 @@ def step_rows(
 
     ``spans`` follows the ``spans`` schema; open spans have a null duration. A step that never
     ended is kept, lasts until the last thing its rank recorded, and has ``complete`` false.
-    ``resources`` holds ``rank, id, tokens, flops, peak_rss_bytes`` and, where recorded,
-    ``run_delay_ns`` of step spans; what is in neither comes from ``facts``.
+    ``resources`` holds ``rank, step, id, tokens, flops, peak_rss_bytes`` of step spans and, where
+    recorded, ``queued_ns`` of phases; what is in neither comes from ``facts``.
     """
     # Narrow first: names, groups and dtypes of millions of spans are not needed here.
     narrow = spans.select("rank", "kind", "start_ns", "duration_ns", "thread", "attributes")
@@ -223,14 +223,12 @@ def step_rows(
     phases = _phase_columns(steps, inner, aside)
     if resources is not None and not resources.is_empty():
         known = resources.filter(pl.col("kind") == "step").unique(["rank", "id"], keep="last")
-        if "run_delay_ns" not in known.columns:
-            known = known.with_columns(run_delay_ns=pl.lit(None, dtype=pl.Int64))
         steps = steps.join(
-            known.select("rank", "id", "tokens", "flops", "peak_rss_bytes", "run_delay_ns"),
+            known.select("rank", "id", "tokens", "flops", "peak_rss_bytes"),
             on=["rank", "id"],
             how="left",
             maintain_order="left",
-        )
+        ).join(_run_delays(resources), on=["rank", "step"], how="left", maintain_order="left")
     else:
         steps = steps.with_columns(
             tokens=_attribute("tokens").cast(pl.Float64, strict=False),
@@ -255,6 +253,28 @@ def step_rows(
         run_delay_ns="run_delay_ns",
     )
     return _with_facts(rows, facts).cast(dict(_STEP_ROWS)).select(list(_STEP_ROWS))  # type: ignore[arg-type]
+
+
+def _run_delays(resources: pl.DataFrame) -> pl.DataFrame:
+    """Return ``rank, step, run_delay_ns``: what the thread's run-queue wait grew by in the step.
+
+    The counter is read when phases close, so from the last close of one step to the next one's.
+    """
+    if "queued_ns" not in resources.columns:
+        return pl.DataFrame(schema={"rank": pl.Int32, "step": pl.Int32, "run_delay_ns": pl.Int64})
+    return (
+        resources.filter(pl.col("queued_ns").is_not_null() & pl.col("step").is_not_null())
+        .group_by("rank", "step")
+        .agg(pl.col("queued_ns").max())
+        .sort("rank", "step")
+        .select(
+            "rank",
+            "step",
+            run_delay_ns=(pl.col("queued_ns") - pl.col("queued_ns").shift(1).over("rank")).clip(
+                lower_bound=0
+            ),
+        )
+    )
 
 
 def _attribute(key: str) -> pl.Expr:
