@@ -85,7 +85,9 @@ def analyse(window: Window, topology: Topology, book: PathBook, settings: Settin
         if not keep.any():
             continue
         part = components if keep.all() else components[:, keep]
-        blames = localise(part, rows.probes[keep], rows.lost[keep], kinds, settings)
+        # What a slow host answered after the timeout was not lost by the network.
+        lost = rows.lost[keep] - rows.late[keep]
+        blames = localise(part, rows.probes[keep], lost, kinds, settings)
         found = _named(blames, book.names, topology, hop_ratio, scope, settings)
         # What loses probes was named above; queues are looked for in the probes that came back.
         answered = rows.probes[keep] - rows.lost[keep]
@@ -204,7 +206,7 @@ def _hosts(
                 kind="host", subject=f"node:{topology.hosts[number]}", scope="cluster",
                 loss_ratio=float(to_ratio[number]), votes=int(to_lost[number]),
                 probes=int(to_n[number]), evidence=tuple(evidence),
-                strong=bool(len(evidence) > 1 or to_ratio[number] > 0.5), confidence=0.9,
+                strong=bool(slow[number] or to_ratio[number] > 0.5), confidence=0.9,
             )
         )  # fmt: skip
     return found, bad
@@ -497,8 +499,8 @@ def _sla(window: Window, valid: Bools) -> dict[str, dict[str, object] | None]:
         ):  # fmt: skip
             values = {q: percentile_of(histograms.get(scope, {}), at) for q, at in _QUANTILES}
             entry[name] = {q: None if v is None else v / 1e3 for q, v in values.items()}
-        worst = int(window.rows.stamps[mine].max(initial=0))
-        entry["stamp_source"] = ("hardware", "kernel", "application")[worst]
+        worst = int(window.rows.stamps[mine].max(initial=-1))
+        entry["stamp_source"] = (None, "hardware", "kernel", "application")[worst + 1]
         result[scope] = entry
     return result
 

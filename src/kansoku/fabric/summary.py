@@ -59,7 +59,7 @@ class Row(msgspec.Struct, array_like=True, frozen=True):
     probes: int
     lost: int
     late: int
-    """Lost ones whose answer came after the timeout."""
+    """Lost ones that a slow host answered after the timeout."""
     qpn: int
     """Target QPN the probes were sent to."""
     rtt_p50_ns: int | None
@@ -68,7 +68,7 @@ class Row(msgspec.Struct, array_like=True, frozen=True):
     responder_p99_ns: int | None
     prober_p99_ns: int | None
     stamps: int
-    """0 hardware, 1 kernel, 2 application: the weakest of the window."""
+    """0 hardware, 1 kernel, 2 application: the weakest of the window; -1 where none came back."""
     slow: int = 0
     """Answered ones whose network RTT was above the policy's ``slow_rtt_ns``."""
 
@@ -112,7 +112,7 @@ class _Cell:
     lost: int = 0
     late: int = 0
     qpn: int = 0
-    stamps: int = 0
+    stamps: int = -1
     slow: int = 0
     rtt: list[int] = field(default_factory=list)
     responder: list[int] = field(default_factory=list)
@@ -129,7 +129,9 @@ def _quantile(values: list[int], quantile: float) -> int | None:
 class WindowSummary:
     """Collects the results of one RNIC and window."""
 
-    def __init__(self, slow_rtt_ns: int) -> None:
+    def __init__(self, *, slow_rtt_ns: int, slow_host_ns: int) -> None:
+        """Count RTTs above ``slow_rtt_ns``, and late answers held for ``slow_host_ns``."""
+        self._slow_host_ns = slow_host_ns
         self._slow_rtt_ns = slow_rtt_ns
         self._cells: dict[int, _Cell] = {}
         self.rtt: dict[str, Histogram] = {}
@@ -170,13 +172,15 @@ class WindowSummary:
                 samples.append(value)
 
     def add_late(self, late: Late) -> None:
-        """Note that a lost probe was answered after all."""
+        """Note that a lost probe was answered after all; it is the host if the host took long."""
         cell = self._cells.get(late.tuple_id)
-        if cell is None or cell.late >= cell.lost:
+        delay = late.responder_delay_ns
+        if cell is None or cell.late >= cell.lost or delay is None:
             return
-        cell.late += 1
-        if late.responder_delay_ns is not None and len(cell.responder) < _KEEP:
-            cell.responder.append(late.responder_delay_ns)
+        if len(cell.responder) < _KEEP:
+            cell.responder.append(delay)
+        if delay >= self._slow_host_ns:
+            cell.late += 1
 
     def rows(self, tuples: dict[int, tuple[int, int, int]]) -> list[Row]:
         """Return a row per tuple; ``tuples`` maps its id to (target, port, kind)."""

@@ -354,7 +354,9 @@ class Worker:
         start = t1_ns // self._window_ns * self._window_ns
         summary = self._windows.get(start)
         if summary is None:
-            summary = self._windows[start] = WindowSummary(self.settings.slow_rtt_ns)
+            summary = self._windows[start] = WindowSummary(
+                slow_rtt_ns=self.settings.slow_rtt_ns, slow_host_ns=self._timeout_ns // 2
+            )
         return summary
 
     def _count(self, result: Result) -> None:

@@ -1,0 +1,255 @@
+"""Start the fabric watch: settings, controller, agent, the tuples of running jobs."""
+
+import os
+import secrets
+import socket
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kansoku.errors import ConfigurationError, InputError, PlatformError
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from kansoku.fabric.controller import Outcome
+    from kansoku.fabric.edge.agent import Agent
+    from kansoku.fabric.edge.http import FabricService
+    from kansoku.fabric.settings import Settings
+    from kansoku.model import RunFacts
+
+__all__ = [
+    "DEFAULT_CONTROLLER",
+    "Address",
+    "agent",
+    "controller_app",
+    "load_settings",
+    "make_service",
+    "serve_controller",
+    "service_end",
+    "service_start",
+]
+
+DEFAULT_CONTROLLER = "http://127.0.0.1:8080"
+
+
+def load_settings(path: str | Path | None = None) -> tuple["Settings", dict[str, str]]:
+    """Return fabric settings and the switch names of hop addresses from a TOML file.
+
+    Keys of ``[settings]`` are those of :class:`kansoku.fabric.settings.Settings`; ``[switches]``
+    maps a switch to the list of its addresses.
+    """
+    from kansoku.fabric.settings import Settings
+
+    if path is None:
+        return Settings(), {}
+    try:
+        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(str(error), where=str(path)) from None
+    known = Settings.__dataclass_fields__
+    given = data.get("settings", {})
+    if unknown := set(given) - set(known):
+        raise ConfigurationError(
+            f"unknown setting {', '.join(sorted(unknown))}",
+            where=str(path),
+            remedy=f"known: {', '.join(known)}",
+        )
+    switches = {
+        address: name
+        for name, addresses in data.get("switches", {}).items()
+        for address in addresses
+    }
+    return Settings(**given), switches
+
+
+def make_service(
+    cluster: str | Path,
+    *,
+    settings: "Settings",
+    switches: Mapping[str, str] | None = None,
+    on_outcome: "Callable[[Outcome], None] | None" = None,
+    token: str | None = None,
+    clock: Callable[[], int] = time.time_ns,
+) -> "FabricService":
+    """Return a controller with its HTTP routes (``.routes``); call ``start`` and ``stop``.
+
+    ``kansoku serve`` adds the routes to its own application and passes an ``on_outcome`` that
+    saves :func:`outcome_tables`.
+    """
+    from kansoku.app.fabric._answers import matrix_json, status_json
+    from kansoku.catalog import load_cluster
+    from kansoku.fabric.controller import Controller
+    from kansoku.fabric.edge.http import FabricService
+    from kansoku.fabric.topology import topology_of
+
+    controller = Controller(
+        topology_of(load_cluster(cluster)), settings, now_ns=clock(), switch_of_address=switches
+    )
+    return FabricService(
+        controller, clock=clock, status=status_json, matrix=matrix_json,
+        on_outcome=on_outcome, token=token,
+    )  # fmt: skip
+
+
+def controller_app(service: "FabricService") -> "Starlette":
+    """Return an ASGI application that serves a controller alone."""
+    import contextlib
+    from collections.abc import AsyncIterator
+
+    from starlette.applications import Starlette
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        service.start()
+        yield
+        service.stop()
+
+    return Starlette(routes=list(service.routes), lifespan=lifespan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a controller listens: a TCP host and port, or a UNIX socket."""
+
+    host: str | None = None
+    port: int | None = None
+    path: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """Read ``HOST:PORT`` or ``unix:/PATH``."""
+        if text.startswith("unix:"):
+            return cls(path=text.removeprefix("unix:"))
+        host, _, port = text.rpartition(":")
+        if not port.isdigit():
+            raise InputError(f"{text!r} is not HOST:PORT or unix:/PATH")
+        return cls(host=host.strip("[]") or "127.0.0.1", port=int(port))
+
+
+def serve_controller(
+    service: "FabricService", listen: Address, *, token: str | None = None
+) -> None:
+    """Serve a controller alone until SIGINT or SIGTERM.
+
+    Raises PlatformError for an address that is taken, and for one beyond loopback without a
+    token.
+    """
+    import uvicorn
+
+    if listen.path is None and token is None and listen.host not in {"127.0.0.1", "::1"}:
+        raise PlatformError(
+            f"refusing to listen on {listen.host} without a token",
+            remedy="set KANSOKU_FABRIC_TOKEN, or listen on 127.0.0.1",
+        )
+    try:
+        sock = _listener(listen)
+    except OSError as error:
+        raise PlatformError(f"cannot listen on {listen.path or listen.port}: {error}") from None
+    config = uvicorn.Config(controller_app(service), log_level="warning", access_log=False)
+    try:
+        uvicorn.Server(config).run(sockets=[sock])
+    finally:
+        sock.close()
+        if listen.path:
+            Path(listen.path).unlink(missing_ok=True)
+
+
+def _listener(listen: Address) -> socket.socket:
+    if listen.path is not None:
+        Path(listen.path).unlink(missing_ok=True)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(listen.path)
+        Path(listen.path).chmod(0o600)
+    else:
+        sock = socket.create_server((listen.host or "127.0.0.1", listen.port or 0))
+    sock.listen(128)
+    return sock
+
+
+def agent(
+    node: str,
+    rnics: Sequence[tuple[str, str]],
+    controller: str = DEFAULT_CONTROLLER,
+    *,
+    stamps: str = "kernel",
+    transport: str = "udp",
+    port: int | None = None,
+    token: str | None = None,
+    bind_device: bool = False,
+) -> "Agent":
+    """Return the fabric agent of a host; call ``run``, and ``stop`` from a signal handler.
+
+    ``rnics`` are (device, address) pairs. ``stamps`` is ``hardware``, ``kernel`` or
+    ``application``. Every start draws new queue pair numbers, as an RNIC would.
+    """
+    from kansoku.fabric.edge.agent import Agent
+    from kansoku.fabric.edge.transport import Transport
+    from kansoku.fabric.edge.udp import UdpTransport
+    from kansoku.fabric.edge.uplink import Line
+    from kansoku.fabric.edge.worker import Worker
+    from kansoku.fabric.probe import StampSource
+    from kansoku.fabric.settings import Settings
+
+    if not rnics:
+        raise InputError("no RNIC to probe from", remedy="give --rnic DEVICE=ADDRESS")
+    families = {":" in address for _, address in rnics}
+    if transport == "udp" and len(families) > 1:
+        raise InputError(
+            "IPv4 and IPv6 addresses on one host",
+            remedy="give all RNICs of the fabric addresses of one family: pairs must not mix them",
+        )
+    settings = Settings()
+    incarnation = time.time_ns()
+    workers = []
+    for device, address in rnics:
+        qpn = secrets.randbelow((1 << 24) - 2) + 2
+        made: Transport
+        if transport == "verbs":
+            from kansoku.fabric.edge.verbs import VerbsTransport
+
+            made = VerbsTransport(device, address)
+        else:
+            made = UdpTransport(
+                address, port or settings.port, qpn, stamps=StampSource(stamps),
+                device=device if bind_device else None,
+            )  # fmt: skip
+        name = f"{node}/{device}"
+        workers.append(Worker(name, made, settings, seed=incarnation ^ hash(name)))
+    line = Line(controller, token=token or os.environ.get("KANSOKU_FABRIC_TOKEN"))
+    return Agent(node, workers, line, incarnation=incarnation)
+
+
+def service_start(controller: str, run: "RunFacts", cluster: str | Path) -> int:
+    """Tell a controller the paths of a running job; return how many tuples it took."""
+    from kansoku.catalog import load_cluster
+    from kansoku.fabric.edge.uplink import ControllerAway, Line
+    from kansoku.fabric.service import tuples_of_run
+
+    tuples = tuples_of_run(run, load_cluster(cluster))
+    line = Line(controller)
+    try:
+        answer = line.request(
+            "PUT", f"/fabric/service/{run.slurm_job or run.run}", tuples, dict[str, int]
+        )
+    except ControllerAway as away:
+        raise PlatformError(f"controller {controller}: {away}") from None
+    finally:
+        line.close()
+    return 0 if answer is None else answer["tuples"]
+
+
+def service_end(controller: str, job: str) -> None:
+    """Tell a controller that a job has ended."""
+    from kansoku.fabric.edge.uplink import ControllerAway, Line
+
+    line = Line(controller)
+    try:
+        line.request("DELETE", f"/fabric/service/{job}", None, dict)
+    except ControllerAway as away:
+        raise PlatformError(f"controller {controller}: {away}") from None
+    finally:
+        line.close()
