@@ -23,11 +23,11 @@ def even_chunks(layers: int, columns: LayoutColumns) -> NDArray[np.bool_]:
     """Tell which layouts split the layers evenly.
 
     Either the layers divide into pp x vp chunks, or they do so with the embedding and the logits
-    counted as one layer each (Llama 3.1 405B: 126 + 2), or there is one chunk a stage and the
-    last stages take one layer fewer.
+    counted as one layer each (Llama 3.1 405B: 126 + 2; with one layer a chunk they stand alone), or
+    there is one chunk a stage and the last stages take one layer fewer.
     """
     chunks = columns.pp * columns.vp
-    with_ends = ((layers + 2) % chunks == 0) & (columns.pp > 1) & (chunks < layers)
+    with_ends = ((layers + 2) % chunks == 0) & (columns.pp > 1) & (columns.pp < layers)
     uneven = (columns.vp == 1) & (columns.pp < layers)
     return np.asarray((layers % chunks == 0) | with_ends | uneven, dtype=np.bool_)
 
