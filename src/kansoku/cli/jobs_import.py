@@ -10,7 +10,7 @@ from kansoku.cli._flags import ClusterFlag, HtmlFlag, JsonFlag, StoreFlag
 from kansoku.cli._output import emit
 
 
-def command(  # noqa: PLR0917 - typer reads the signature
+def command(
     files: Annotated[list[Path] | None, typer.Argument(metavar="FILE…")] = None,
     live: Annotated[
         bool, typer.Option("--live", help="Ask the live Slurm for what is new since last time.")

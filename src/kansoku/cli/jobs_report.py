@@ -18,7 +18,8 @@ def command(
     html: HtmlFlag = None,
 ) -> None:
     """Say who used what and how it ended, by count and by GPU-time."""
-    from kansoku.app.jobs import report, report_json, report_view
+    from kansoku.app.jobs import kept_quarantined, report, report_json, report_view
 
     result = report(since=since, until=until, cluster=cluster, store=store, top=top)
-    emit(report_json(result), report_view(result), as_json=as_json, html=html)
+    answer = report_json(result, quarantined=kept_quarantined(store))
+    emit(answer, report_view(result), as_json=as_json, html=html)

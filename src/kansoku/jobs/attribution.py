@@ -22,6 +22,7 @@ __all__ = [
     "AttributionPolicy",
     "Confusion",
     "attribute",
+    "broke",
     "confusion",
 ]
 
@@ -233,6 +234,15 @@ def _nearby(
     # A hardware event says more than the drain that followed it.
     best = min(found, key=lambda f: (f[2][1] != "hardware_event", f[0], f[1]))
     return best[1], best[2]
+
+
+# Preemption and requeue by an operator end an incarnation, but nothing broke.
+_NOT_BROKEN = frozenset({"preempted", "requeued"})
+
+
+def broke(answer: Attribution) -> bool:
+    """Return whether something that is not the user's broke."""
+    return answer.domain in INFRASTRUCTURE and answer.cause not in _NOT_BROKEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,22 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from kansoku.formats.slurm import NodeState, QueuedJob
 
-__all__ = ["Fit", "FreeWindow", "IdleAllocation", "IdleNow", "fits", "free_windows", "idle_now"]
+__all__ = [
+    "Fit",
+    "FreeWindow",
+    "IdleAllocation",
+    "IdleNow",
+    "fits",
+    "free_windows",
+    "idle_allocations",
+    "idle_now",
+    "power_windows",
+]
 
 _HORIZON_NS = 7 * 86_400 * 1_000_000_000
 
@@ -193,3 +206,94 @@ def _when(
         if sum(now_free[name] >= per_node for name in allowed) >= wanted:
             return other.end_ns
     return None
+
+
+def power_windows(
+    values: npt.NDArray[np.float32],
+    rows: Sequence[tuple[str, str]],
+    times_ns: npt.NDArray[np.int64],
+    step_ns: int,
+    *,
+    below: float,
+    least: int,
+) -> list[FreeWindow]:
+    """Return when at least ``least`` nodes had every GPU below the threshold.
+
+    ``values`` has shape ``(rows, columns)``; a node without data is not called idle.
+    """
+    nodes = sorted({node for node, _ in rows})
+    quiet = np.zeros((len(nodes), values.shape[1]), dtype=bool)
+    for i, name in enumerate(nodes):
+        part = values[[k for k, (node, _) in enumerate(rows) if node == name]]
+        known = ~np.isnan(part)
+        quiet[i] = known.any(axis=0) & (~known | (part < below)).all(axis=0)
+    count = quiet.sum(axis=0)
+    windows: list[FreeWindow] = []
+    start: int | None = None
+    for i, enough in enumerate([*(count >= least), False]):
+        if enough and start is None:
+            start = i
+        elif not enough and start is not None:
+            windows.append(
+                FreeWindow(
+                    from_ns=int(times_ns[start]),
+                    until_ns=int(times_ns[i - 1]) + step_ns,
+                    nodes=int(count[start:i].min()),
+                )
+            )
+            start = None
+    return windows
+
+
+def idle_allocations(
+    values: npt.NDArray[np.float32],
+    rows: Sequence[tuple[str, str]],
+    times_ns: npt.NDArray[np.int64],
+    step_ns: int,
+    queue: Sequence[QueuedJob],
+    *,
+    below: float,
+    unit: str,
+) -> list[IdleAllocation]:
+    """Return running jobs with GPUs that stayed below the threshold, the most GPUs first.
+
+    They did so since the job started, or since the values begin.
+
+    Where a job holds a part of a node, the node's quietest GPUs are counted, at most as many as
+    it holds: which ones they are the values do not say.
+    """
+    by_node: dict[str, list[int]] = {}
+    for k, (node, _) in enumerate(rows):
+        by_node.setdefault(node, []).append(k)
+    answers = []
+    for job in queue:
+        if job.state != "RUNNING" or not job.gpus or job.start_ns is None:
+            continue
+        inside = times_ns + step_ns > job.start_ns
+        if not inside.any():
+            continue
+        share = -(-job.gpus // max(len(job.node_list), 1))
+        quiet: list[float] = []
+        for name in job.node_list:
+            peaks = []
+            for k in by_node.get(name, ()):
+                known = values[k, inside]
+                known = known[~np.isnan(known)]
+                if known.size and float(known.max()) < below:
+                    peaks.append(float(known.mean()))
+            quiet += sorted(peaks)[:share]
+        if quiet:
+            answers.append(
+                IdleAllocation(
+                    job_id=job.job_id,
+                    user=job.user,
+                    account=job.account,
+                    name=job.name,
+                    gpus=min(len(quiet), job.gpus),
+                    allocated=job.gpus,
+                    since_ns=max(job.start_ns, int(times_ns[0])),
+                    value=float(np.mean(quiet)),
+                    unit=unit,
+                )
+            )
+    return sorted(answers, key=lambda a: (-a.gpus, a.job_id))

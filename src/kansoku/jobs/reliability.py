@@ -168,7 +168,8 @@ def reliability(
     ``jobs`` went through in_window, with_outcomes and with_logical_runs and has ``cause`` and
     ``infrastructure`` (boolean) from the attribution.
     """
-    ran = jobs.filter(pl.col("run_ns") > 0)
+    # A job that died at once ran for no time, and failed all the same.
+    ran = jobs.filter(pl.col("start_ns").is_not_null())
     failures = int(ran["infrastructure"].sum())
     node_hours = float(ran["node_hours"].sum())
     rate = rate_per_1000_node_days(failures, node_hours)

@@ -110,7 +110,8 @@ def resolve_window(
             # An old export ends with its last job; running jobs make it reach until now.
             ended = high + 1 if high is not None else now_ns
             until_ns = now_ns if open_ and ended <= now_ns < ended + 86400 * NS else ended
-    if since_ns is None or until_ns is None:
+    until_ns = now_ns if until_ns is None else until_ns
+    if since_ns is None:
         raise InputError("no window", remedy="give --since and --until")
     if since_ns >= until_ns:
         raise InputError(

@@ -1,5 +1,6 @@
 """Bring Slurm's accounting into the job history, from files or a live Slurm."""
 
+import json
 import mmap
 import threading
 import time
@@ -16,7 +17,7 @@ from kansoku.formats.slurm import (
     read_sacct_json,
     read_sacct_text,
 )
-from kansoku.jobs.edge.history import Merged, ParquetHistory
+from kansoku.jobs.edge.history import History, Merged, ParquetHistory
 from kansoku.jobs.edge.slurm import LiveSlurm
 from kansoku.view import Column, Facts, Sentence, Table, Tone, View
 
@@ -28,6 +29,7 @@ __all__ = [
     "import_jobs",
     "import_json",
     "import_view",
+    "kept_quarantined",
 ]
 
 IMPORT_SCHEMA = "kansoku.jobs.import/1"
@@ -73,7 +75,7 @@ LIVE_COLUMNS = [
 """What the live import asks for: text, because the JSON of 22.05 loses exit codes."""
 # Jobs are written to slurmdbd late when the controller is busy: look back this far each time.
 _OVERLAP_S = 900
-_SLICE_S = 86_400
+_SLICE_S = 7 * 86_400
 _FIRST_LOOK_S = 30 * 86_400
 _KEEP_QUARANTINED = 1000
 
@@ -155,7 +157,29 @@ def import_jobs(
             tally.add(history, parsed)
     if live:
         _import_live(history, slurm or LiveSlurm(cluster=name), tally, now)
+    _keep_quarantined(history, tally.quarantined)
     return tally.result()
+
+
+def _quarantined_rows(history: History) -> tuple[Quarantined, ...]:
+    """Return the rows that imports so far could not take, at most 1,000."""
+    kept = json.loads(history.note("quarantined") or "[]")
+    return tuple(Quarantined(**row) for row in kept)
+
+
+def kept_quarantined(store: str | Path | None = None) -> tuple[Quarantined, ...]:
+    """Return the rows that imports into this history could not take, at most 1,000."""
+    return _quarantined_rows(open_history(store))
+
+
+def _keep_quarantined(history: History, rows: Sequence[Quarantined]) -> None:
+    """Remember what stayed out, once per file and row, so that reports can say so."""
+    if not rows:
+        return
+    known = {(q.file, q.row): q for q in _quarantined_rows(history)}
+    known |= {(q.file, q.row): q for q in rows}
+    latest = list(known.values())[-_KEEP_QUARANTINED:]
+    history.remember("quarantined", json.dumps([q.to_json() for q in latest]))
 
 
 def _read(
@@ -192,7 +216,7 @@ def _read(
 
 
 def _import_live(history: ParquetHistory, slurm: LiveSlurm, tally: _Tally, now: Clock) -> None:
-    """Ask for the time since the last import, a day at a time, each window once."""
+    """Ask for the time since the last import, a week at a time, each window once."""
     until_s = now() // NS
     columns = slurm.known_columns(LIVE_COLUMNS)
     position = history.note("live_until_s")
@@ -200,11 +224,17 @@ def _import_live(history: ParquetHistory, slurm: LiveSlurm, tally: _Tally, now: 
     start = since_s
     while since_s < until_s:
         end_s = min(since_s + _SLICE_S, until_s)
-        text = slurm.sacct_text(since_s, end_s, columns)
+        # With an end, sacct leaves out jobs that were never eligible (held, then cancelled):
+        # the last slice is asked without one.
+        text = slurm.sacct_text(since_s, None if end_s == until_s else end_s, columns)
         for parsed in read_sacct_text(text, file="sacct", zone="UTC", delimiter="\x1f"):
             tally.add(history, parsed)
         history.remember("live_until_s", str(end_s))
         since_s = end_s
+    if until_s - start > _SLICE_S:
+        text = slurm.sacct_text(start, None, columns, state="CANCELLED")
+        for parsed in read_sacct_text(text, file="sacct", zone="UTC", delimiter="\x1f"):
+            tally.add(history, parsed)
     try:
         events = read_node_events(slurm.node_events(start), zone="UTC", file="sacctmgr")
     except (PlatformError, InputError) as error:
@@ -223,12 +253,13 @@ def collect(
     slurm: LiveSlurm | None = None,
     stop: threading.Event | None = None,
     rounds: int | None = None,
+    patience: float = 10.0,
     now: Clock = time.time_ns,
 ) -> Iterator[ImportResult | PlatformError]:
     """Keep the history current; yield each round's result or why it failed.
 
-    It never asks again before ``every_s``, nor before ten times what the last answer took, and
-    after a failure it waits twice as long each time (at most an hour).
+    It never asks again before ``every_s``, nor before ``patience`` times what the last answer
+    took, and after a failure it waits twice as long each time (at most an hour).
     """
     stop = stop or threading.Event()
     wait = every_s
@@ -239,7 +270,7 @@ def collect(
             answer: ImportResult | PlatformError = import_jobs(
                 live=True, store=store, cluster=cluster, slurm=slurm, now=now
             )
-            wait = max(every_s, 10 * (time.monotonic() - started))
+            wait = max(every_s, patience * (time.monotonic() - started))
         except PlatformError as error:
             answer = error
             wait = min(max(wait, every_s) * 2, 3600)

@@ -1,6 +1,7 @@
 """``jobs report``: load, analyse, and write the answer as JSON and View."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
@@ -140,7 +141,7 @@ def _share_json(row: Share) -> dict[str, object]:
     }
 
 
-def report_json(result: Report, quarantined: tuple[Quarantined, ...] = ()) -> dict[str, object]:
+def report_json(result: Report, *, quarantined: Sequence[Quarantined] = ()) -> dict[str, object]:
     """Return the answer of ``jobs report --json``."""
     return {
         "schema": REPORT_SCHEMA,

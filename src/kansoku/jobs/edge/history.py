@@ -192,7 +192,7 @@ class ParquetHistory:
         frames = [self._living(self.folder / table / s["file"], s["dead"]).collect() for s in small]
         joined = self._write_segment(table, kind, pl.concat(frames))
         # Old files stay until the next compaction, for readers that hold the old manifest.
-        self._remove_strangers(table, {s["file"] for s in segments})
+        self._remove_strangers(table, {str(s["file"]) for s in [*segments, joined]})
         return [*(s for s in segments if s not in small), joined]
 
     def _remove_strangers(self, table: str, named: set[str]) -> None:

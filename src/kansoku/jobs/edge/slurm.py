@@ -75,9 +75,20 @@ class LiveSlurm:
         command = ["sacct", *self._cluster, "-a", "-D", *window, "--json"]
         return self._run(command, {"TZ": "UTC"})
 
-    def sacct_text(self, since_s: int, until_s: int, columns: Sequence[str]) -> bytes:
-        """Return ``sacct -P`` of the window with a delimiter that names cannot hold."""
-        window = ["-S", _stamp(since_s), "-E", _stamp(until_s)]
+    def sacct_text(
+        self,
+        since_s: int,
+        until_s: int | None,
+        columns: Sequence[str],
+        *,
+        state: str | None = None,
+    ) -> bytes:
+        """Return ``sacct -P`` of the window with a delimiter that names hardly hold."""
+        window = ["-S", _stamp(since_s)]
+        if until_s is not None:
+            window += ["-E", _stamp(until_s)]
+        if state is not None:
+            window += ["-s", state]
         command = [
             "sacct", *self._cluster, "-a", "-D", *window, "-P", "--delimiter=\x1f",
             f"--format={','.join(columns)}",
