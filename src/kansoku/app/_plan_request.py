@@ -15,7 +15,9 @@ from kansoku.plan.search import Space
 __all__ = ["PlanRequest"]
 
 _MAX_CONFIG_BYTES = 4 * 2**20
-_DEFAULT_TOKENS_NOTE = "bf16 by default (fp16 on A100)"
+_LINK_KEYS = ("alpha_s", "beta_bytes_per_s")
+_MOST = 1e15
+_DEFAULT_PRECISION_NOTE = "bf16 by default (fp16 on A100)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class PlanRequest:
     expert_ffn: int | None = None
     shared_expert_ffn: int | None = None
     cluster: str | None = None
+    links: Path | None = None
+    """JSON with measured links, see :meth:`measured`."""
     gpu: str | None = None
     gpus: int | None = None
     global_batch: int | None = None
@@ -74,7 +78,9 @@ class PlanRequest:
         if self.model is None:
             return self._shape_of_flags(given)
         if self.model.endswith(".json") or Path(self.model).is_file():
-            found = shape_from_config(_config(Path(self.model)), where=self.model, seq=self.seq)
+            found = shape_from_config(
+                _json(Path(self.model), "config.json"), where=self.model, seq=self.seq
+            )
         else:
             found = model_shape(self.model)
         for text in found.notes:
@@ -152,6 +158,36 @@ class PlanRequest:
             raise InputError("no hardware given", remedy="--cluster NAME, or --gpu and --gpus")
         return hardware
 
+    def measured(self, hardware: Hardware) -> Hardware:
+        """Return the hardware with the links of ``--links``, if given.
+
+        The file holds ``{"links": {"scale_up": {"alpha_s", "beta_bytes_per_s"}, "scale_out":
+        {…}}}``: latency and bus bandwidth of one GPU, fitted to a sweep of collectives.
+        """
+        if self.links is None:
+            return hardware
+        data = _json(self.links, "links file")
+        links = data.get("links")
+        if not isinstance(links, dict) or not {"scale_up", "scale_out"} & set(links):
+            raise InputError(
+                'no "links" with "scale_up" or "scale_out"',
+                where=str(self.links),
+                remedy="see docs/planner.md",
+            )
+        found: dict[str, tuple[float, float]] = {}
+        for name in {"scale_up", "scale_out"} & set(links):
+            row = links[name]
+            values = [row.get(k) if isinstance(row, dict) else None for k in _LINK_KEYS]
+            numbers = [float(v) for v in values if isinstance(v, int | float)]
+            if len(numbers) != len(values) or not all(0 < v < _MOST for v in numbers):
+                raise InputError(
+                    f"links.{name} needs positive {' and '.join(_LINK_KEYS)}",
+                    where=str(self.links),
+                )
+            found[name] = (numbers[0], numbers[1])
+        self.note(f"links measured: {self.links}")
+        return hardware.with_links(scale_up=found.get("scale_up"), scale_out=found.get("scale_out"))
+
     def _product(self) -> int | None:
         sizes = (self.tp, self.pp, self.dp)
         if None in sizes:
@@ -165,7 +201,7 @@ class PlanRequest:
         if precision is None:
             is_a100 = hardware is not None and hardware.accelerator.name.startswith("a100")
             precision = "fp16" if is_a100 else "bf16"
-            self.note(f"precision {precision}: {_DEFAULT_TOKENS_NOTE}")
+            self.note(f"precision {precision}: {_DEFAULT_PRECISION_NOTE}")
         attention = self.attention
         if attention is None:
             attention = calibration.attention if calibration else "flash"
@@ -247,13 +283,14 @@ class PlanRequest:
         return layout
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _json(path: Path, what: str) -> dict[str, Any]:
+    """Read an object from a small JSON file that somebody else may have written."""
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise InputError("larger than any config.json", where=str(path))
+            raise InputError(f"larger than any {what}", where=str(path))
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise InputError(f"not a readable config.json: {error}", where=str(path)) from None
+        raise InputError(f"not a readable {what}: {error}", where=str(path)) from None
     if not isinstance(data, dict):
-        raise InputError("a config.json holds an object", where=str(path))
+        raise InputError(f"a {what} holds an object", where=str(path))
     return data

@@ -41,7 +41,7 @@ __all__ = [
 
 def _setting(request: PlanRequest) -> tuple[ModelShape, Hardware, Training]:
     shape = request.shape()
-    hardware = request.need_machine()
+    hardware = request.measured(request.need_machine())
     training = request.training(shape, hardware, request.need_batch())
     for text in hardware.notes:
         request.note(text)

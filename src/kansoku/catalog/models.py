@@ -77,6 +77,11 @@ class ModelShape:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InputError(f"model {self.name}: {name} must be a positive whole number")
+        widths = ("hidden", "vocab", "seq", "ffn", "head_dim", "heads", "expert_ffn")
+        for names, limit in ((("layers", "experts"), 10_000), (widths, 2**31)):
+            for name in names:
+                if getattr(self, name) > limit:
+                    raise InputError(f"model {self.name}: {name} is above {limit:,}")
         if self.heads % self.kv_heads:
             raise InputError(
                 f"model {self.name}: {self.kv_heads} key/value heads do not divide "
@@ -158,9 +163,10 @@ def model_shape(name: str) -> ModelShape:
     )
 
 
+# Only families whose counts equal those of transformers' own modules.
 _GATED_FAMILIES = {
     "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v2",
-    "deepseek_v3", "gemma", "phi3", "olmo", "olmo2", "granite", "olmoe",
+    "deepseek_v3", "gemma", "phi3", "granite",
 }  # fmt: skip
 _PLAIN_FAMILIES = {"gpt2", "gpt_neox", "nemotron"}
 _QK_NORM_FAMILIES = {"qwen3", "qwen3_moe"}
@@ -210,7 +216,8 @@ def shape_from_config(
     config = _Config(data, where)
     hidden = config.integer("hidden_size", "n_embd")
     heads = config.integer("num_attention_heads", "n_head")
-    kv_heads = config.integer("num_key_value_heads", default=heads)
+    grouped = family not in {"gpt2", "gpt_neox"}
+    kv_heads = config.integer("num_key_value_heads", default=heads) if grouped else heads
     longest = config.integer("max_position_embeddings", "n_positions")
     gpt2, neox = family == "gpt2", family == "gpt_neox"
     gated = family in _GATED_FAMILIES

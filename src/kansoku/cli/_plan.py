@@ -1,5 +1,6 @@
 """The flags that the plan commands share, and how they become a request."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -8,12 +9,42 @@ from kansoku.app.plan import PlanRequest
 from kansoku.errors import InputError
 
 __all__ = [
-    "AttentionFlag", "CpFlag", "DpFlag", "EpFlag", "ExpertFfnFlag", "ExpertsFlag",
-    "ExpertsPerTokenFlag", "FfnFlag", "GatedFlag", "GlobalBatchFlag", "GpuFlag", "GpusFlag",
-    "GradBytesFlag", "HeadDimFlag", "HeadsFlag", "HiddenFlag", "KvHeadsFlag", "LayersFlag",
-    "MicroBatchFlag", "ModelFlag", "PpFlag", "PrecisionFlag", "RecomputeFlag", "ScheduleFlag",
-    "SeqFlag", "SequenceParallelFlag", "SharedExpertFfnFlag", "TiedFlag", "TokensFlag", "TpFlag",
-    "VocabFlag", "VpFlag", "ZeroFlag", "as_tokens", "request_of",
+    "AttentionFlag",
+    "CpFlag",
+    "DpFlag",
+    "EpFlag",
+    "ExpertFfnFlag",
+    "ExpertsFlag",
+    "ExpertsPerTokenFlag",
+    "FfnFlag",
+    "GatedFlag",
+    "GlobalBatchFlag",
+    "GpuFlag",
+    "GpusFlag",
+    "GradBytesFlag",
+    "HeadDimFlag",
+    "HeadsFlag",
+    "HiddenFlag",
+    "KvHeadsFlag",
+    "LayersFlag",
+    "LinksFlag",
+    "MicroBatchFlag",
+    "ModelFlag",
+    "PpFlag",
+    "PrecisionFlag",
+    "RecomputeFlag",
+    "ScheduleFlag",
+    "SeqFlag",
+    "SequenceParallelFlag",
+    "SharedExpertFfnFlag",
+    "TiedFlag",
+    "TokensFlag",
+    "TpFlag",
+    "VocabFlag",
+    "VpFlag",
+    "ZeroFlag",
+    "as_tokens",
+    "request_of",
 ]  # fmt: skip
 
 
@@ -84,6 +115,10 @@ ScheduleFlag = Annotated[
 GradBytesFlag = Annotated[
     int | None,
     typer.Option("--grad-bytes", metavar="2|4", help="Gradient buffer; default 4 fp16, else 2."),
+]
+LinksFlag = Annotated[
+    Path | None,
+    typer.Option("--links", metavar="FILE", help="Measured links (JSON) for the calibration's."),
 ]
 TokensFlag = Annotated[
     str | None,

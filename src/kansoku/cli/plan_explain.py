@@ -52,6 +52,7 @@ def command(
     sequence_parallel: f.SequenceParallelFlag = True,
     schedule: f.ScheduleFlag = "1f1b",
     grad_bytes: f.GradBytesFlag = None,
+    links: f.LinksFlag = None,
     run: Annotated[
         Path | None, typer.Option("--run", metavar="RUN", help="A recorded run to compare with.")
     ] = None,

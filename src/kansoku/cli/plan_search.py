@@ -51,6 +51,7 @@ def command(
     sequence_parallel: f.SequenceParallelFlag = True,
     schedule: f.ScheduleFlag = "1f1b",
     grad_bytes: f.GradBytesFlag = None,
+    links: f.LinksFlag = None,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Layouts to show.")] = 10,
     batch_sweep: Annotated[
         bool, typer.Option("--batch-sweep", help="Also the best layout of other global batches.")

@@ -12,6 +12,10 @@ from kansoku.errors import ConfigurationError, InputError
 __all__ = ["Hardware", "cluster_hardware", "generic_hardware"]
 
 
+MOST_GPUS = 1_048_576
+"""No machine is larger; bounds the work of a search."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     """The machine a job would run on; None is unknown."""
@@ -41,6 +45,40 @@ class Hardware:
     def one_way_scale_up(self) -> float:
         """NVLink rate per GPU in one direction, byte/s."""
         return self.accelerator.scale_up_bytes_per_s / 2
+
+    def with_links(
+        self,
+        *,
+        scale_up: tuple[float, float] | None = None,
+        scale_out: tuple[float, float] | None = None,
+    ) -> "Hardware":
+        """Return the same hardware with measured links: (latency in s, byte/s of one GPU).
+
+        ``scale_up`` is NVLink, whose latency is part of every call; ``scale_out`` the fabric, whose
+        latency is that of one hop.
+        """
+        calibration = self.need_calibration()
+        source = calibration.source
+        if scale_up is not None:
+            calibration = replace(
+                calibration, scale_up_efficiency=scale_up[1] / self.one_way_scale_up
+            )
+            source += "; scale-up rate measured"
+        if scale_out is not None:
+            rate = self.need_network(self.scale_up_domain + 1)
+            calibration = replace(
+                calibration,
+                scale_out_efficiency=scale_out[1] / rate,
+                hop_latency_s=scale_out[0],
+            )
+            source += "; fabric latency and rate measured"
+        for name in ("scale_up_efficiency", "scale_out_efficiency"):
+            if not 0 < getattr(calibration, name) <= 1:
+                raise InputError(
+                    f"a measured link is {getattr(calibration, name):.2f} of the line rate of "
+                    f"{self.name}: measured elsewhere, or not per GPU?"
+                )
+        return replace(self, calibration=replace(calibration, source=source))
 
     def need_calibration(self) -> Calibration:
         """Return the calibration; refuse where nothing was measured."""
@@ -82,8 +120,8 @@ def _usable(name: str, fallback: int) -> tuple[int, tuple[str, ...]]:
 
 def generic_hardware(gpu: str, gpus: int) -> Hardware:
     """Return ``gpus`` GPUs on the maker's own nodes of that kind."""
-    if gpus < 1:
-        raise InputError(f"--gpus must be at least 1, not {gpus}")
+    if not 1 <= gpus <= MOST_GPUS:
+        raise InputError(f"--gpus must be 1 to {MOST_GPUS:,}, not {gpus}")
     kind, node = accelerator(gpu), reference_node(gpu)
     rate = node.nic_bits_per_s_per_gpu
     memory, notes = _usable(kind.name, kind.memory_bytes)

@@ -1,5 +1,6 @@
 """Enumerate, reject with reasons, evaluate and rank layouts."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -76,7 +77,8 @@ class SearchResult:
 
 
 def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
 
 
 def evaluate(

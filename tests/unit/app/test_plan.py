@@ -246,6 +246,46 @@ def test_config_json_and_overrides(tmp_path):
         run("flops", "--model", path)
 
 
+def test_measured_links_replace_the_calibration(tmp_path):
+    path = tmp_path / "links.json"
+    setting = (
+        "explain",
+        "--model",
+        "22b",
+        "--gpu",
+        "h100",
+        "--gpus",
+        64,
+        "--tp",
+        8,
+        "--global-batch",
+        64,
+    )
+    path.write_text(
+        json.dumps({"links": {"scale_up": {"alpha_s": 1e-5, "beta_bytes_per_s": 100e9}}}),
+        encoding="utf-8",
+    )
+    slow, plain = ask(*setting, "--links", path), ask(*setting)
+    assert slow["calibration"]["constants"]["scale_up_efficiency"] == pytest.approx(100 / 450)
+    assert slow["step_s"] > plain["step_s"]
+    for wrong in (
+        {"links": {"scale_out": {"alpha_s": 1e-5, "beta_bytes_per_s": 60e9}}},
+        {"links": {}},
+        [1],
+    ):
+        path.write_text(json.dumps(wrong), encoding="utf-8")
+        with pytest.raises(InputError, match=r"line rate|links"):
+            run(*setting, "--links", path)
+
+
+def test_absurd_sizes_are_refused_at_the_door():
+    for flags in ({"layers": 10**9, "hidden": 64, "heads": 4, "seq": 8, "vocab": 9},):
+        with pytest.raises(InputError, match="is above"):
+            flops(PlanRequest(**flags))
+    with pytest.raises(InputError, match="--gpus must be"):
+        search(PlanRequest(model="22b", gpu="h100", gpus=10**12, global_batch=8))
+
+
 def test_mixture_of_experts_by_flags():
     answer = ask(
         "explain", "--layers", 32, "--hidden", 4096, "--heads", 32, "--kv-heads", 8, "--ffn", 14336,
