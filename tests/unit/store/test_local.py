@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from kansoku.errors import InputError, StoreError
+from kansoku.errors import BusyError, InputError, StoreError
 from kansoku.model import Origin
 from kansoku.store import QUERIES, LocalStore, Matcher, Retention, StoreLimits
 
@@ -253,3 +253,54 @@ def test_text_filters_are_no_sql(store):
     assert len(store.events(contains="it's")) == 1
     assert store.events(source="x' OR true --").is_empty()
     assert store.metric_range("' OR true --", start_ns=0, end_ns=1, step_ns=1).is_empty()
+
+
+def test_a_crash_while_sealing_leaves_every_row_once(tmp_path, clock, monkeypatch):
+    """The file is written, the swap never happens: rows stay hot, the file goes at the next start."""
+    with LocalStore(tmp_path, clock_ns=clock) as store:
+        store.append("metrics", samples("m", "{}", [NOW - 5 * HOUR], [1.0]))
+
+        def crash(*_):
+            raise OSError("killed here")
+
+        monkeypatch.setattr("kansoku.store._seal._sync_folder", crash)
+        store.keeper.maintain()
+        assert store.statistics()["seal_failures"] == 1
+        assert len(list((tmp_path / "sealed").glob("*/*.parquet"))) == 1
+        assert store.table("metrics")["value"].to_list() == [1.0]
+    monkeypatch.undo()
+    with LocalStore(tmp_path, clock_ns=clock) as store:
+        assert list((tmp_path / "sealed").glob("*/*.parquet")) == []
+        store.keeper.maintain()
+        assert store.table("metrics")["value"].to_list() == [1.0]
+
+
+def test_a_reader_keeps_a_replaced_file_until_it_is_done(store, tmp_path):
+    store.append("metrics", samples("m", "{}", [NOW - 5 * HOUR], [1.0]))
+    store.keeper.maintain()
+    store.append("metrics", samples("m", "{}", [NOW - 5 * HOUR + 1], [2.0]))
+    with store.keeper.reading():
+        store.keeper.maintain()
+        assert len(list(store.folder.glob("sealed/*/*.parquet"))) == 2
+    store.keeper.maintain()
+    assert len(list(store.folder.glob("sealed/*/*.parquet"))) == 1
+
+
+def test_sealed_files_are_read_by_other_engines(store):
+    """Metric and labels stand beside the numbers: no dictionary of ours is needed."""
+    store.append("metrics", samples("m", '{"gpu":"0"}', [NOW - 5 * HOUR], [1.5]))
+    store.keeper.maintain()
+    (file,) = store.folder.glob("sealed/metrics/*.parquet")
+    row = pl.read_parquet(file).row(0, named=True)
+    assert (row["metric"], row["labels"], row["value"]) == ("m", '{"gpu":"0"}', 1.5)
+
+
+def test_a_full_queue_is_busy(tmp_path, clock):
+    limits = StoreLimits(max_pending_rows=2)
+    with LocalStore(tmp_path, clock_ns=clock, limits=limits) as store:
+        rows = {"metrics": samples("m", "{}", [NOW, NOW], [1.0, 2.0])}
+        with store._writer.exclusive:
+            first = store.submit(rows)
+            with pytest.raises(BusyError):
+                store.submit(rows)
+        assert first.result(10).rows == {"metrics": 2}
