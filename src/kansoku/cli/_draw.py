@@ -22,6 +22,18 @@ _MARKS = {Tone.GOOD: "✓ ", Tone.NOTICE: "! ", Tone.BAD: "✗ "}
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SHADES = " ░▒▓█"
 _SPARK_WIDTH = 60
+_MAX_LANES = 16
+_COLOURS = ("blue", "yellow", "green", "magenta", "red", "cyan")
+_KIND_COLOURS = {
+    "step": "bright_black",
+    "data_wait": "yellow",
+    "forward": "blue",
+    "backward": "cyan",
+    "optimizer": "green",
+    "collective": "red",
+    "collective_wait": "red",
+    "checkpoint": "magenta",
+}
 
 
 def draw(view: View, console: Console) -> None:
@@ -43,9 +55,7 @@ def draw(view: View, console: Console) -> None:
             case Heatmap():
                 _draw_heatmap(block, console)
             case Timeline():
-                # A timeline has no useful form in 80 columns; say where it can be seen.
-                text = f"{block.title}: {len(block.spans)} spans; see --html or Perfetto"
-                console.print(Text(text, style="dim"))
+                _draw_timeline(block, console)
 
 
 def _draw_sentence(block: Sentence, console: Console) -> None:
@@ -79,29 +89,102 @@ def _draw_table(block: Table, console: Console) -> None:
         console.print(Text(block.note, style="dim"))
 
 
-def _spark(values: Sequence[float | None]) -> str:
+def _spark(values: Sequence[float | None], *, low: float, high: float) -> str:
     known = np.array([np.nan if v is None else v for v in values], dtype=float)
     if len(known) > _SPARK_WIDTH:
         chunks = np.array_split(known, _SPARK_WIDTH)
         known = np.array(
             [c[~np.isnan(c)].mean() if (~np.isnan(c)).any() else np.nan for c in chunks]
         )
-    finite = known[~np.isnan(known)]
-    if len(finite) == 0:
-        return ""
-    low, high = float(finite.min()), float(finite.max())
     scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(" " if np.isnan(v) else _SPARKS[round((v - low) * scale)] for v in known)
+    levels = np.clip((known - low) * scale, 0, len(_SPARKS) - 1)
+    return "".join(" " if np.isnan(v) else _SPARKS[round(v)] for v in levels)
+
+
+def _finite(values: Sequence[float | None]) -> list[float]:
+    return [v for v in values if v is not None and np.isfinite(v)]
 
 
 def _draw_series(block: Series, console: Console) -> None:
     console.print()
     console.print(Text(f"{block.title} ({block.y_title})", style="bold"))
+    if block.style == "bar" and block.x_labels is not None:
+        _draw_bars(block, console)
+        return
+    # Curves that belong together share one scale, so that large ones look large.
+    every = [v for line in block.lines for v in _finite(line.y)]
+    together = len(block.lines) > 1
+    low = 0.0 if block.style in {"stacked", "bar"} or together else min(every, default=0.0)
+    low, high = min([low, *every]), max(every, default=1.0)
     width = max((len(line.name) for line in block.lines), default=0)
     for line in block.lines:
-        finite = [v for v in line.y if v is not None]
+        finite = _finite(line.y)
         ends = f"{min(finite):.4g} – {max(finite):.4g}" if finite else "no data"
-        console.print(Text(f"{line.name:<{width}}  {_spark(line.y)}  {ends}"))
+        spark = _spark(line.y, low=low, high=high)
+        console.print(Text(f"{line.name:<{width}}  {spark}  {ends}"))
+
+
+def _draw_bars(block: Series, console: Console) -> None:
+    labels = list(block.x_labels or ())
+    width = min(max((len(label) for label in labels), default=0), 32)
+    every = [v for line in block.lines for v in _finite(line.y)]
+    high = max([0.0, *every]) or 1.0
+    room = max(min(console.width - width - 16, _SPARK_WIDTH), 10)
+    names = max((len(line.name) for line in block.lines), default=0) if len(block.lines) > 1 else 0
+    for number, label in enumerate(labels):
+        for line in block.lines:
+            value = line.y[number] if number < len(line.y) else None
+            if value is None or not np.isfinite(value):
+                text = "–"
+            else:
+                text = f"{'█' * round(max(value, 0) / high * room)} {value:.4g}"
+            head = f"{label[:width]:<{width}}  {line.name if names else '':<{names}}"
+            console.print(Text(f"{head.rstrip() if not names else head}  {text}"))
+
+
+def _draw_timeline(block: Timeline, console: Console) -> None:
+    """Draw one row a lane; each cell shows the innermost span that fills most of it."""
+    console.print()
+    console.print(Text(block.title, style="bold"))
+    if not block.spans:
+        console.print(Text("no spans", style="dim"))
+        return
+    lanes = list(block.lanes)[:_MAX_LANES]
+    start = min(span.start_ns for span in block.spans)
+    end = max(span.start_ns + span.duration_ns for span in block.spans)
+    width = max(len(lane) for lane in lanes)
+    room = max(min(console.width - width - 2, 100), 10)
+    scale = room / max(end - start, 1)
+    kinds = list(dict.fromkeys(span.kind for span in block.spans))
+    filled = np.zeros((len(lanes), room, len(kinds)))
+    # Inner spans hide outer ones: draw by depth and take away what is covered.
+    for span in sorted(block.spans, key=lambda s: s.depth):
+        if span.lane >= len(lanes):
+            continue
+        first = (span.start_ns - start) * scale
+        last = first + span.duration_ns * scale
+        for cell in range(int(first), min(int(np.ceil(last)), room)):
+            share = min(last, cell + 1) - max(first, cell)
+            filled[span.lane, cell] *= max(1 - share, 0)
+            filled[span.lane, cell, kinds.index(span.kind)] += share
+    colours = {kind: _KIND_COLOURS.get(kind, _COLOURS[n % 6]) for n, kind in enumerate(kinds)}
+    for number, lane in enumerate(lanes):
+        row = Text(f"{lane:>{width}}  ")
+        for cell in range(room):
+            shares = filled[number, cell]
+            best = int(shares.argmax())
+            row.append("█" if shares[best] > 0 else " ", style=colours[kinds[best]])
+        console.print(row)
+    legend = Text(" " * (width + 2))
+    for kind in kinds:
+        legend.append("█ ", style=colours[kind])
+        legend.append(f"{kind.replace('_', ' ')}  ", style="dim")
+    console.print(legend)
+    rest = len(block.lanes) - len(lanes)
+    more = f"; {rest} more lanes with --html" if rest > 0 else ""
+    console.print(
+        Text(f"{' ' * width}  {(end - start) / 1e6:.4g} ms from left to right{more}", "dim")
+    )
 
 
 def _draw_heatmap(block: Heatmap, console: Console) -> None:

@@ -248,7 +248,8 @@ def _pooled(
     def agree(members: list[ClockOffset]) -> bool:
         times = (0.0, window)
         values = [[o.offset_ns + o.drift_ppm * 1e-6 * t for o in members] for t in times]
-        return all(max(v) - min(v) < _SAME_CLOCK_NS for v in values)
+        jitter = float(np.median([o.residual_ns or 0.0 for o in members]))
+        return all(max(v) - min(v) < max(_SAME_CLOCK_NS, 4 * jitter) for v in values)
 
     def model(found: list[ClockOffset], reason: str, *, applied: bool) -> ClockModel:
         return ClockModel(

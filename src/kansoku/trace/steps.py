@@ -29,7 +29,7 @@ from kansoku.model.phase import PHASES, Phase
 from kansoku.model.run import RunFacts
 from kansoku.model.tables import table_schema
 
-__all__ = ["gc_rows", "merge_steps", "step_rows"]
+__all__ = ["gc_rows", "merge_steps", "queue_rows", "step_rows"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -44,6 +44,9 @@ _CLASSES = len(PHASES) + 1
 # Kind codes: the phases, then these.
 _KINDS = {**_PHASE_INDEX, "collective_wait": _COLLECTIVE, "evaluation": _EVALUATION}
 _STEP_ROWS = pl.Schema({**table_schema("steps"), "run_delay_ns": pl.Int64()})
+_QUEUE_ROWS = pl.Schema(
+    {"rank": pl.Int32(), "step": pl.Int32(), "kind": pl.String(), "queue_ns": pl.Int64()}
+)
 _INHERITS = _CLASSES
 _STEP = _CLASSES + 1
 
@@ -399,6 +402,24 @@ def merge_steps(from_spans: pl.DataFrame, kept: pl.DataFrame | None) -> pl.DataF
     have = from_spans.select("rank", "step")
     rest = kept.join(have, on=["rank", "step"], how="anti")
     return pl.concat([from_spans, rest]).sort("rank", "step")
+
+
+def queue_rows(resources: pl.DataFrame) -> pl.DataFrame:
+    """Return ``rank, step, kind, queue_ns``: run-queue wait in each phase of each step.
+
+    What the counter grew by from the close of the phase before, so it includes the gap between.
+    """
+    if "queued_ns" not in resources.columns:
+        return pl.DataFrame(schema=_QUEUE_ROWS)
+    grew = pl.col("queued_ns") - pl.col("queued_ns").shift(1).over("rank")
+    return (
+        resources.filter(pl.col("queued_ns").is_not_null() & pl.col("step").is_not_null())
+        .sort("rank", "queued_ns")
+        .with_columns(queue_ns=grew.clip(lower_bound=0))
+        .group_by("rank", "step", "kind")
+        .agg(pl.col("queue_ns").sum())
+        .sort("rank", "step", "kind")
+    )
 
 
 def gc_rows(spans: pl.DataFrame) -> pl.DataFrame:

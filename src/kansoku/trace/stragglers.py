@@ -77,6 +77,7 @@ class Straggler:
     excess_ns: float
     """Own work above the peers' median, per step."""
     phase_excess_ns: Mapping[Phase, float]
+    """Less run-queue time, where recorded."""
     cpu_share: float | None
     """Share of the excess that was CPU time of the rank itself; None where not recorded."""
     blame_share: float | None
@@ -123,14 +124,15 @@ def find_stragglers(
     roles: Mapping[int, tuple[int, ...]],
     *,
     gc: pl.DataFrame | None = None,
+    queue: pl.DataFrame | None = None,
     matched: pl.DataFrame | None = None,
     policy: StragglerPolicy | None = None,
 ) -> StragglerReport:
     """Name the ranks the others wait for, or say that there is none, or that one cannot tell.
 
-    ``steps`` are step rows with ``run_delay_ns``; ``roles`` maps a role to its ranks; ``gc`` and
-    ``matched`` come from :func:`~kansoku.trace.steps.gc_rows` and
-    :func:`~kansoku.trace.collectives.arrivals`.
+    ``steps`` are step rows with ``run_delay_ns``; ``roles`` maps a role to its ranks; ``gc``,
+    ``queue`` and ``matched`` come from :func:`~kansoku.trace.steps.gc_rows`,
+    :func:`~kansoku.trace.steps.queue_rows` and :func:`~kansoku.trace.collectives.arrivals`.
     """
     policy = policy or StragglerPolicy()
     usable = steps.filter(pl.col("complete"))
@@ -146,7 +148,7 @@ def find_stragglers(
         if len(ranks) < 2:
             notes.append(f"rank {ranks[0]} is alone in pipeline stage {name}: no peers")
             continue
-        role = _role(usable, ranks, gc, policy)
+        role = _role(usable, ranks, gc, queue, policy)
         if role is None:
             continue
         compared = True
@@ -219,7 +221,11 @@ def _waits(matched: pl.DataFrame | None) -> dict[int, float]:
 
 
 def _role(
-    steps: pl.DataFrame, ranks: tuple[int, ...], gc: pl.DataFrame | None, policy: StragglerPolicy
+    steps: pl.DataFrame,
+    ranks: tuple[int, ...],
+    gc: pl.DataFrame | None,
+    queued: pl.DataFrame | None,
+    policy: StragglerPolicy,
 ) -> _Role | None:
     mine = steps.filter(pl.col("rank").is_in(list(ranks)))
     present = tuple(sorted(mine["rank"].unique().to_list()))
@@ -239,20 +245,24 @@ def _role(
             return None
         return values.to_numpy().astype(np.float64).reshape(shape)
 
-    if gc is not None and not gc.is_empty():
-        with_gc = mine.join(
-            gc.select(pl.col("rank").cast(pl.Int32), pl.col("step").cast(pl.Int32), "gc_ns"),
-            on=["rank", "step"],
-            how="left",
-            maintain_order="left",
+    def joined(table: pl.DataFrame | None, name: str) -> Floats:
+        if table is None or table.is_empty():
+            return np.zeros(shape)
+        keyed = table.select(pl.col("rank", "step").cast(pl.Int32), name)
+        both = mine.select("rank", "step").join(
+            keyed, on=["rank", "step"], how="left", maintain_order="left"
         )
-        gc_ns = with_gc["gc_ns"].fill_null(0).to_numpy().astype(np.float64).reshape(shape)
-    else:
-        gc_ns = np.zeros(shape)
+        return both[name].fill_null(0).to_numpy().astype(np.float64).reshape(shape)
+
+    gc_ns = joined(gc, "gc_ns")
     phases = {
         phase: mine[f"{phase.value}_ns"].to_numpy().astype(np.float64).reshape(shape)
         for phase in PHASES
     }
+    if queued is not None:
+        for phase in _OWN:
+            part = joined(queued.filter(pl.col("kind") == phase.value), "queue_ns")
+            phases[phase] = np.maximum(phases[phase] - part, 0)
     duration = mine["duration_ns"].to_numpy().astype(np.float64).reshape(shape)
     queue = column("run_delay_ns") if "run_delay_ns" in mine.columns else None
     own = duration - phases[Phase.COLLECTIVE]

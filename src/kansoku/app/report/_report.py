@@ -10,7 +10,7 @@ from kansoku.app.report._load import LoadedRun, load_run
 from kansoku.app.report._states import BlackBox, read_black_box
 from kansoku.model import Finding, Mfu, RunFacts
 from kansoku.trace.collectives import CollectiveSummary, summarise
-from kansoku.trace.steps import gc_rows
+from kansoku.trace.steps import gc_rows, queue_rows
 from kansoku.trace.stragglers import StragglerReport, find_stragglers
 from kansoku.trace.throughput import Throughput, measure, model_utilisation
 from kansoku.view import View
@@ -189,7 +189,11 @@ def report(run: Path | str | LoadedRun, *, policy: ReportPolicy | None = None) -
         throughput, convention=convention, peak_flops=peak, peak_source=peak_source
     )
     stragglers = find_stragglers(
-        run.steps, run.layout.roles(), gc=gc_rows(run.spans), matched=run.arrivals
+        run.steps,
+        run.layout.roles(),
+        gc=gc_rows(run.spans),
+        queue=None if run.resources is None else queue_rows(run.resources),
+        matched=run.arrivals,
     )
     box = read_black_box(run)
     missing = list(run.missing)

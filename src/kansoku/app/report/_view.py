@@ -103,7 +103,11 @@ def _head(report: "Report") -> list[tuple[str, str]]:
     if facts.exit_code is not None:
         when += f", exit code {facts.exit_code}"
     elif facts.end_ns is None:
-        when += ", running or its end was not seen"
+        states = {rank.process for rank in report.box.ranks}
+        if "running" in states:
+            when += ", running"
+        else:
+            when += ", ended" if states == {"ended"} else ", its end was not seen"
     items = [("job", job), ("run", when), ("model", _model(report))]
     axes = " × ".join(f"{axis} {size}" for axis, size in layout.to_json().items() if size > 1)
     ranks = f"{layout.world} on {len(facts.nodes)} node{'s' if len(facts.nodes) != 1 else ''}"
@@ -268,11 +272,12 @@ def _where(report: "Report") -> list[Block]:
     )
     per_rank = (
         steps.group_by("rank")
-        .agg(pl.col("duration_ns").mean(), *(pl.col(f"{p.value}_ns").mean() for p in PHASES))
+        .agg(pl.col("duration_ns", "run_delay_ns", *(f"{p.value}_ns" for p in PHASES)).mean())
         .sort("rank")
     )
     seen = [p for p in PHASES if shares[p] > 0]
     total = per_rank["duration_ns"].mean()
+    queued = per_rank["run_delay_ns"].mean()
     blocks: list[Block] = [
         Heading(text="Where a step goes"),
         Table(
@@ -281,14 +286,30 @@ def _where(report: "Report") -> list[Block]:
                 Column(title="rank"),
                 Column(title="step", numeric=True),
                 *(Column(title=_TITLES[p], numeric=True) for p in seen),
+                *([Column(title="(run queue)", numeric=True)] if queued is not None else []),
             ],
             rows=[
-                *_rank_rows(per_rank, seen),
-                ["all", _cell_ms(total), *(_cell_ms(_mean(per_rank, p)) for p in seen)],
-                ["share", "100%", *(f"{shares[p]:.1%}" for p in seen)],
+                *_rank_rows(per_rank, seen, queued=queued is not None),
+                [
+                    "all",
+                    _cell_ms(total),
+                    *(_cell_ms(_mean(per_rank, p)) for p in seen),
+                    *([_cell_ms(queued)] if queued is not None else []),
+                ],
+                [
+                    "share",
+                    "100%",
+                    *(f"{shares[p]:.1%}" for p in seen),
+                    *([None] if queued is not None else []),
+                ],
             ],
             note="The phases of a step sum to its duration; collectives count where they are "
-            "exposed: the main thread blocked in them.",
+            "exposed: the main thread blocked in them."
+            + (
+                " Run queue: time inside the phases that the thread waited for a CPU."
+                if queued is not None
+                else ""
+            ),
         ),
     ]
     blocks += _over_time(steps, seen)
@@ -304,11 +325,13 @@ def _cell_ms(value: object) -> str | None:
     return f"{value / 1e6:.2f}" if isinstance(value, int | float) else None
 
 
-def _rank_rows(per_rank: pl.DataFrame, seen: list[Phase]) -> list[list[str | None]]:
+def _rank_rows(
+    per_rank: pl.DataFrame, seen: list[Phase], *, queued: bool
+) -> list[list[str | None]]:
     shown = per_rank
     if len(per_rank) > _MAX_RANKS:
         # The ranks farthest from the others say more than the first ones.
-        own = pl.col("duration_ns") - pl.col("collective_ns")
+        own = _own_work()
         shown = per_rank.with_columns(distance=(own - own.median()).abs()).top_k(
             _MAX_RANKS, by="distance"
         )
@@ -318,6 +341,7 @@ def _rank_rows(per_rank: pl.DataFrame, seen: list[Phase]) -> list[list[str | Non
             str(row["rank"]),
             _cell_ms(row["duration_ns"]),
             *(_cell_ms(row[f"{p.value}_ns"]) for p in seen),
+            *([_cell_ms(row["run_delay_ns"])] if queued else []),
         ]
         for row in shown.iter_rows(named=True)
     ]
@@ -365,6 +389,11 @@ def _over_time(steps: pl.DataFrame, seen: list[Phase]) -> list[Block]:
     return blocks
 
 
+def _own_work() -> pl.Expr:
+    own = pl.col("duration_ns") - pl.col("collective_ns")
+    return (own - pl.col("run_delay_ns").fill_null(0)).clip(lower_bound=0)
+
+
 def _heat(steps: pl.DataFrame, ranks: list[int]) -> Heatmap:
     """Return own work of each rank over time: a straggler is a bright row."""
     columns = 400
@@ -376,7 +405,7 @@ def _heat(steps: pl.DataFrame, ranks: list[int]) -> Heatmap:
         steps.with_columns(
             column=(pl.col("step") - first) // width,
             row=pl.col("rank").replace_strict(place, return_dtype=pl.Int64),
-            own=(pl.col("duration_ns") - pl.col("collective_ns")) / 1e6,
+            own=_own_work() / 1e6,
         )
         .group_by("row", "column")
         .agg(pl.col("own").mean())
@@ -385,7 +414,7 @@ def _heat(steps: pl.DataFrame, ranks: list[int]) -> Heatmap:
     values = np.full(shape, np.nan)
     values[cells["row"].to_numpy(), cells["column"].to_numpy()] = cells["own"].to_numpy()
     return Heatmap(
-        title="Own work by rank and step (step less exposed collectives)",
+        title="Own work by rank and step",
         row_labels=[f"rank {rank}" for rank in ranks[::rows]],
         column_labels=[str(first + n * width) for n in range(shape[1])],
         values=values,  # type: ignore[arg-type]

@@ -1,0 +1,96 @@
+"""Who is slow, on real trainings with four ranks on a busy machine.
+
+The seed is printed and can be set (KANSOKU_TEST_SEED) to repeat a draw of ranks and phases.
+"""
+
+import os
+import random
+
+import pytest
+from tests.labs.observed_training import Plan, train
+
+from kansoku.app.report import report
+from kansoku.model import Domain, Verdict
+
+pytestmark = pytest.mark.real
+
+SEED = int(os.environ.get("KANSOKU_TEST_SEED", random.SystemRandom().randrange(10**6)))
+PHASE = {"forward": "forward", "data": "data_wait", "optimizer": "optimizer"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("slow")
+
+
+@pytest.fixture(scope="module")
+def slowed(folder):
+    """Train once with each kind of trouble, on ranks drawn at random."""
+    print(f"KANSOKU_TEST_SEED={SEED}")
+    draw = random.Random(SEED)
+    kinds = ["forward", "data", "optimizer", "gc", "rotating", "contention"]
+    draw.shuffle(kinds)
+    plans = [Plan(name=kind, slow=kind, rank=draw.randrange(4), seed=SEED) for kind in kinds]
+    folders = train(plans, folder)
+    return {plan.slow: (plan, report(folders[plan.name])) for plan in plans}
+
+
+def named(answer):
+    return [(s.rank, s.phase.value, s.cause) for s in answer.stragglers.stragglers]
+
+
+@pytest.mark.parametrize("kind", sorted(PHASE))
+def test_the_slowed_rank_and_phase_are_named(slowed, kind):
+    plan, answer = slowed[kind]
+    assert named(answer) == [(plan.rank, PHASE[kind], "work")], f"seed {SEED}"
+    straggler = answer.stragglers.stragglers[0]
+    # The delay injected was 15 ms a step; the machine adds its own.
+    assert 9e6 < straggler.excess_ns < 45e6
+    assert straggler.ratio > 1.3
+    assert straggler.cost_ratio > 0.05
+    assert answer.findings[0].id == f"straggler.{PHASE[kind]}"
+    assert f"Rank {plan.rank} " in answer.findings[0].sentence
+
+
+def test_a_rank_that_collects_garbage_is_named(slowed):
+    plan, answer = slowed["gc"]
+    assert [(rank, cause) for rank, _, cause in named(answer)] == [
+        (plan.rank, "garbage_collection")
+    ], f"seed {SEED}"
+    assert answer.findings[0].domain is Domain.APPLICATION
+
+
+def test_a_rotating_delay_is_nobodys_fault(slowed):
+    _, answer = slowed["rotating"]
+    assert answer.stragglers.verdict is Verdict.NONE, f"seed {SEED}: {named(answer)}"
+    assert answer.stragglers.rotating_ratio > 0.1
+    assert "delay.rotating" in {finding.id for finding in answer.findings}
+
+
+def test_cpu_taken_from_outside_is_the_hosts_doing(slowed):
+    plan, answer = slowed["contention"]
+    assert [(rank, cause) for rank, _, cause in named(answer)] == [(plan.rank, "cpu_contention")], (
+        f"seed {SEED}"
+    )
+    assert answer.findings[0].domain is Domain.HOST
+
+
+def test_twenty_healthy_runs_give_at_most_one_false_alarm(folder):
+    plans = [Plan(name=f"healthy{n}", steps=30, seed=SEED + n) for n in range(20)]
+    answers = {name: report(path) for name, path in train(plans, folder).items()}
+    assert {a.stragglers.verdict for a in answers.values()} <= {Verdict.NONE, Verdict.FOUND}
+    alarms = {name: named(a) for name, a in answers.items() if a.stragglers.stragglers}
+    assert len(alarms) <= 1, f"seed {SEED}: {alarms}"
+
+
+def test_the_report_counts_what_the_training_did(slowed):
+    plan, answer = slowed["forward"]
+    steps = answer.run.steps
+    assert steps.filter("complete").group_by("rank").len()["len"].to_list() == [plan.steps] * 4
+    shares = answer.to_json()["breakdown"]
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-12)
+    assert answer.run.layout.to_json() == {"dp": 4, "tp": 1, "pp": 1}
+    # DDP reduces every gradient once a step: 2 layers of 128-512-128 and a head to 10, float32.
+    parameters = 2 * (128 * 512 + 512 + 512 * 128 + 128) + 128 * 10 + 10
+    reduced = sum(c.bytes for c in answer.collectives if c.op == "all_reduce")
+    assert reduced == plan.steps * parameters * 4
