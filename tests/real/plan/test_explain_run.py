@@ -47,4 +47,6 @@ def test_bytes_per_group_equal_the_plan(tmp_path):
     assert beside.steps == 20
     assert beside.reason is None
     assert {p.phase for p in beside.phases} >= {"forward", "backward", "optimizer", "collective"}
-    assert sum(p.observed_s for p in beside.phases) == pytest.approx(beside.observed_step_s, rel=1e-6)
+    assert sum(p.observed_s for p in beside.phases) == pytest.approx(
+        beside.observed_step_s, rel=1e-6
+    )
