@@ -7,9 +7,10 @@ from kansoku.catalog.models import ModelShape
 from kansoku.plan.layout import LayoutColumns, Training
 from kansoku.plan.stages import even_chunks
 
-__all__ = ["DOES_NOT_FIT", "reject", "split_reasons"]
+__all__ = ["DOES_NOT_FIT", "SELECTIVE", "reject", "split_reasons"]
 
 DOES_NOT_FIT = "does not fit in GPU memory"
+SELECTIVE = "selective recomputation gains nothing with flash attention"
 
 
 def split_reasons(
@@ -73,7 +74,7 @@ def _schedule_reasons(
         ),
         ("ZeRO needs more than one replica", (c.zero > 0) & (c.dp * c.cp == 1)),
         (
-            "selective recomputation gains nothing with flash attention",
+            SELECTIVE,
             np.full(len(c), flash) & (c.recompute == 1),
         ),
     ]

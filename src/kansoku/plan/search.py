@@ -15,7 +15,7 @@ from kansoku.plan.hardware import Hardware
 from kansoku.plan.layout import RECOMPUTE, Layout, LayoutColumns, Training
 from kansoku.plan.memory import MemoryColumns, memory_columns
 from kansoku.plan.placement import Placement, place
-from kansoku.plan.rules import DOES_NOT_FIT, reject, split_reasons
+from kansoku.plan.rules import DOES_NOT_FIT, SELECTIVE, reject, split_reasons
 from kansoku.plan.timing import TimeColumns, step_time
 
 __all__ = [
@@ -220,6 +220,11 @@ def _enumerate(
     good, counts = reject(
         shape, training, columns, domain=hardware.scale_up_domain, searching=searching
     )
+    if searching and space.recompute is not None and SELECTIVE in counts:
+        # Asked for by name: pointless is no reason.
+        good, counts = reject(
+            shape, training, columns, domain=hardware.scale_up_domain, searching=False
+        )
     rejected |= counts
     return columns.take(good), rejected, len(splits) * width
 

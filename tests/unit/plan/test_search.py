@@ -122,6 +122,29 @@ def test_fixed_values_are_kept():
     }
 
 
+def test_selective_recomputation_asked_for_by_name_is_tried():
+    shape = model_shape("llama3.1-8b")
+    training = Training(global_batch=64, seq=8192, precision="bf16")
+    result = search(
+        shape, training, generic_hardware("h100", 16), space=Space(recompute=["selective"])
+    )
+    assert result.candidates
+    assert {c.layout.recompute for c in result.candidates} == {"selective"}
+
+
+def test_search_and_explain_agree():
+    shape = model_shape("llama3.1-8b")
+    training = Training(global_batch=64, seq=8192, precision="bf16")
+    hardware = generic_hardware("h100", 16)
+    for found in search(shape, training, hardware, top=5).candidates:
+        x = found.layout
+        space = Space(
+            tp=[x.tp], pp=[x.pp], dp=[x.dp], cp=[x.cp], ep=[x.ep], vp=[x.vp],
+            micro_batch=[x.micro_batch], recompute=[x.recompute], zero=[x.zero],
+        )  # fmt: skip
+        assert best_of(shape, training, hardware, space).step_s == found.step_s
+
+
 def test_impossible_layouts_say_why():
     shape = model_shape("gpt3-175b")
     training = Training(global_batch=64, seq=2048, precision="bf16")
