@@ -6,6 +6,8 @@ counted to ``OUT/CASE-RANK.json``; the rings, if kansoku is on the path, go to
 """
 
 import contextlib
+import gc
+import importlib
 import json
 import os
 import sys
@@ -14,11 +16,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import multiprocessing, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 VOCABULARY, WIDTH, SEQUENCE, BATCH, LAYERS = 64, 32, 16, 4, 2
@@ -102,7 +104,7 @@ class Count(dict):
 
 def ddp_facts(model, count):
     """Return DDP's own account of its buckets (rebuilt after the first step)."""
-    sizes = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]  # noqa: SLF001
+    sizes = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
     count["buckets"] = len(sizes.split(",")) if sizes else 0
     count["gradient_bytes"] = sum(p.numel() * 4 for p in model.parameters())
 
@@ -219,7 +221,7 @@ class Dispatched(TorchDispatchMode):
         self.count = count
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func._schema.name  # noqa: SLF001
+        name = func._schema.name
         space, _, operator = name.partition("::")
         if space in ("c10d", "_c10d_functional") and operator != "wait_tensor":
             self.count.setdefault("dispatched", {})
@@ -405,8 +407,13 @@ def run_rank(case, rank, ranks, folder):
 def main():
     folder = Path(sys.argv[1])
     os.environ["OUT"] = str(folder)
-    import torch.multiprocessing as multiprocessing
-
+    # What the ranks would import each for itself costs seconds: once, before they are forked.
+    for name in (
+        "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
+        "torch.distributed.pipelining", "torch.distributed.checkpoint", "torch._functorch.aot_autograd",
+    ):  # fmt: skip
+        importlib.import_module(name)
+    gc.freeze()
     context = multiprocessing.get_context("fork")
     status = 0
     for case in sys.argv[2:]:

@@ -155,6 +155,8 @@ _code_objects: list[Any] = []
 
 def _forward_begins(module: Any, args: Any, kwargs: Any, grad: bool) -> int:  # noqa: FBT001
     recorder, state = RECORDER, _state
+    if args and getattr(getattr(args[0], "device", None), "type", "") == "meta":
+        return 0  # shapes only: nothing is computed
     name = type(module).__name__
     if not grad or not (module.training or state.eval_trains):
         if recorder.inside(_BACKWARD):

@@ -149,13 +149,12 @@ class Native:
         self.enable(on=True)
 
     def _free(self, torch: Any, count: int) -> tuple[int, bool]:
-        """Return which operators have no autograd kernel, so that ours replaces nothing."""
+        """Return which operators have no kernel on our key, so that ours replaces nothing."""
         has = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - the only place told
         exists = {schema.name for schema in torch._C._jit_get_all_schemas()}  # noqa: SLF001
 
         def is_free(name: str) -> bool:
-            keys = ("AutogradCPU", "AutogradCUDA")
-            return name in exists and not any(has(name, key) for key in keys)
+            return name in exists and not has(name, "BackendSelect")
 
         ops = [f"c10d::{self._library.kansoku_op(i).decode()}" for i in range(count)]
         mask = sum(1 << i for i, name in enumerate(ops) if is_free(name))

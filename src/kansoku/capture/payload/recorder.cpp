@@ -1,7 +1,9 @@
 // Collectives as torch's own dispatcher and process groups see them, written into lane 1 of the
 // ring. Every collective, whoever issues it (Python, DDP's reducer, FSDP2, functional collectives),
-// passes a c10d:: operator: a pass-through kernel on the autograd keys, where c10d has none, stamps
+// passes a c10d:: operator: a pass-through kernel on the BackendSelect key, where c10d has none, stamps
 // the arrival, the group, the bytes and the dtype, and goes on to the kernel that was there before.
+// That key lies just above the devices' own: tracing never comes here, execution always does, also
+// below autograd (DTensor) and in inference mode.
 // The end comes from the future of the Work that comes back; sends and receives have none, but open
 // a RecordFunction ("gloo:send") that ends when they are waited for. It is of USER_SCOPE, so no
 // ordinary operator pays for it. Byte layout: docs/formats/ring.md.
@@ -73,6 +75,8 @@ constexpr Op kOps[] = {
     {"monitored_barrier_", "barrier", kZero, -1},
 };
 constexpr int kOpCount = sizeof(kOps) / sizeof(kOps[0]);
+
+constexpr c10::DispatchKeySet kAfter(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
 
 struct Group {
   uint16_t name = 0;
@@ -302,7 +306,7 @@ void collective(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   uint64_t outer = t_open;
   t_open = open;
   try {
-    op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+    op.redispatchBoxed(keys & kAfter, stack);
   } catch (...) {
     t_open = outer;
     close_record(open, kFailed, true);
@@ -319,7 +323,7 @@ void wait_tensor(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   record.sequence = record.bytes = -1;
   uint64_t open = open_record(record);
   try {
-    op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+    op.redispatchBoxed(keys & kAfter, stack);
   } catch (...) {
     close_record(open, kFailed, false);
     throw;
@@ -352,9 +356,9 @@ template <int index>
 void register_ops(uint64_t mask) {
   if constexpr (index < kOpCount) {
     if (mask >> index & 1) {
-      for (auto key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA})
-        g_c10d->impl(kOps[index].op, torch::dispatch(key, torch::CppFunction::makeFromBoxedFunction<
-                                                              &collective<index>>()));
+      g_c10d->impl(kOps[index].op,
+                   torch::dispatch(c10::DispatchKey::BackendSelect,
+                                   torch::CppFunction::makeFromBoxedFunction<&collective<index>>()));
     }
     register_ops<index + 1>(mask);
   }
@@ -406,10 +410,9 @@ int kansoku_enable(uint64_t mask, int wait) {
     if (wait) {
       g_functional = std::make_unique<torch::Library>(torch::Library::IMPL, "_c10d_functional",
                                                       std::nullopt, __FILE__, __LINE__);
-      for (auto key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA})
-        g_functional->impl("wait_tensor",
-                           torch::dispatch(key, torch::CppFunction::makeFromBoxedFunction<
-                                                    &wait_tensor>()));
+      g_functional->impl("wait_tensor",
+                         torch::dispatch(c10::DispatchKey::BackendSelect,
+                                         torch::CppFunction::makeFromBoxedFunction<&wait_tensor>()));
     }
     return 0;
   } catch (...) {
