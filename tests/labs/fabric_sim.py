@@ -39,10 +39,8 @@ class Clos:
     def toml(self) -> str:
         lines = ['name = "sim"', 'source = "simulated"', "[node_kind.k]"]
         for rail in range(self.rails):
-            lines += [
-                "[[node_kind.k.nic]]",
-                f'device = "mlx5_{rail}"\nrole = "fabric"\nrail = {rail}',
-            ]
+            lines.append("[[node_kind.k.nic]]")
+            lines.append(f'device = "mlx5_{rail}"\nrole = "fabric"\nrail = {rail}')
         for pod in range(self.pods):
             first, last = pod * self.hosts, (pod + 1) * self.hosts - 1
             lines += [f'[[nodes]]\nnames = "n[{first:04d}-{last:04d}]"\nkind = "k"\npod = "p{pod}"']
@@ -50,8 +48,8 @@ class Clos:
         for leaf in range(self.leaves):
             pod, rail = divmod(leaf, self.rails)
             lines += [
-                f'[[fabric.switch]]\nnames = "{self.leaf_name(leaf)}"\ntier = "leaf"\n'
-                f'pod = "p{pod}"\nrails = [{rail}]'
+                (f'[[fabric.switch]]\nnames = "{self.leaf_name(leaf)}"\ntier = "leaf"\n'
+                f'pod = "p{pod}"\nrails = [{rail}]')
             ]
         names = ",".join(self.spine_name(s) for s in range(self.spines))
         lines += [f'[[fabric.switch]]\nnames = "{names}"\ntier = "spine"']

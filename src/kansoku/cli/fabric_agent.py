@@ -18,7 +18,6 @@ def command(
     controller: Annotated[
         str, typer.Option(metavar="URL", help="http://HOST:PORT or unix:/PATH.")
     ] = "http://127.0.0.1:8080",
-    transport: Annotated[str, typer.Option(help="udp or verbs.")] = "udp",
     stamps: Annotated[str, typer.Option(help="hardware, kernel or application.")] = "kernel",
     port: Annotated[
         int | None, typer.Option(help="UDP port of probes; the same on every agent.")
@@ -40,17 +39,13 @@ def command(
         if not device or not address:
             raise InputError(f"--rnic {text!r} is not DEVICE=ADDRESS")
         pairs.append((device, address))
-    for name, value, known in (
-        ("transport", transport, ("udp", "verbs")),
-        ("stamps", stamps, ("hardware", "kernel", "application")),
-    ):
-        if value not in known:
-            raise InputError(f"--{name} {value!r} is not one of {', '.join(known)}")
+    if stamps not in {"hardware", "kernel", "application"}:
+        raise InputError(f"--stamps {stamps!r} is not hardware, kernel or application")
     import socket
 
     running = agent(
         node or socket.gethostname(), pairs, controller,
-        stamps=stamps, transport=transport, port=port, bind_device=bind_device,
+        stamps=stamps, port=port, bind_device=bind_device,
     )  # fmt: skip
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: running.stop())

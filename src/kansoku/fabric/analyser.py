@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from kansoku.fabric.localise import LINK, RNIC, SWITCH, Blame, localise
+from kansoku.fabric.localise import LINK, RNIC, SWITCH, Blame, component_totals, localise
 from kansoku.fabric.paths import Names, PathBook
 from kansoku.fabric.pinglist import SERVICE, tuple_keys
 from kansoku.fabric.settings import Settings
 from kansoku.fabric.summary import percentile_of
 from kansoku.fabric.topology import Topology
-from kansoku.fabric.window import Rows, Window
+from kansoku.fabric.window import Window
 
 __all__ = ["Analysis", "Anomaly", "analyse"]
 
@@ -80,6 +80,7 @@ def analyse(window: Window, topology: Topology, book: PathBook, settings: Settin
     hop_ratio = _hop_ratios(window, topology, book)
     hop_slow = _hop_ratios(window, topology, book, slow=True)
     anomalies = list(hosts)
+    seen = np.zeros(len(kinds))
     for scope, mine in (("cluster", rows.kind != SERVICE), ("service", rows.kind == SERVICE)):
         keep = valid & mine
         if not keep.any():
@@ -87,7 +88,10 @@ def analyse(window: Window, topology: Topology, book: PathBook, settings: Settin
         part = components if keep.all() else components[:, keep]
         # What a slow host answered after the timeout was not lost by the network.
         lost = rows.lost[keep] - rows.late[keep]
-        blames = localise(part, rows.probes[keep], lost, kinds, settings)
+        probes = rows.probes[keep].astype(np.float64)
+        totals = component_totals(part, probes, len(kinds))
+        seen += totals
+        blames = localise(part, probes, lost, kinds, settings, totals=totals)
         found = _named(blames, book.names, topology, hop_ratio, scope, settings)
         # What loses probes was named above; queues are looked for in the probes that came back.
         answered = rows.probes[keep] - rows.lost[keep]
@@ -110,7 +114,7 @@ def analyse(window: Window, topology: Topology, book: PathBook, settings: Settin
         probes=int(rows.probes.sum()),
         lost=int(rows.lost.sum()),
         excluded=excluded,
-        coverage=_coverage(rows, components, kinds, window),
+        coverage=_coverage(seen, kinds, window),
     )
 
 
@@ -505,24 +509,13 @@ def _sla(window: Window, valid: Bools) -> dict[str, dict[str, object] | None]:
     return result
 
 
-def _coverage(
-    rows: Rows,
-    components: npt.NDArray[np.int32],
-    kinds: npt.NDArray[np.int8],
-    window: Window,
-) -> dict[str, object]:
-    """Return how well the links above the ToRs are watched."""
-    if not len(rows):
-        return {"rnics": window.reporting, "links": 0, "least_link_per_s": None}
-    links = np.flatnonzero(kinds == LINK)
-    total = np.zeros(len(kinds) + 1)
-    for column in components[4:]:  # after both RNICs and both ToRs
-        chosen = np.where(column < 0, len(kinds), column)
-        total += np.bincount(chosen, weights=rows.probes, minlength=len(kinds) + 1)
+def _coverage(seen: Floats, kinds: npt.NDArray[np.int8], window: Window) -> dict[str, object]:
+    """Return how well the links above the ToRs are watched; ``seen`` is probes per component."""
+    links = seen[kinds == LINK]
+    links = links[links > 0]
     seconds = (window.end_ns - window.start_ns) / 1e9
-    seen = total[links]
     return {
         "rnics": window.reporting,
-        "links": int((seen > 0).sum()),
-        "least_link_per_s": float(seen[seen > 0].min() / seconds) if (seen > 0).any() else None,
+        "links": len(links),
+        "least_link_per_s": float(links.min() / seconds) if len(links) else None,
     }

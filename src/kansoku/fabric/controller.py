@@ -9,21 +9,30 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from kansoku.errors import InputError
 from kansoku.fabric.analyser import Analysis, analyse
 from kansoku.fabric.ecmp import FIRST_PORT, PORTS
 from kansoku.fabric.ledger import Change, Ledger
-from kansoku.fabric.messages import AckPath, Entry, Pinglist, Register, RnicAddress, ServiceTuple
+from kansoku.fabric.messages import (
+    Pinglist,
+    Register,
+    RnicAddress,
+    ServiceTuple,
+    Tuples,
+    packed_address,
+)
 from kansoku.fabric.paths import PathBook
 from kansoku.fabric.pinglist import SERVICE, Plan, make_plan
 from kansoku.fabric.settings import Settings
 from kansoku.fabric.summary import Report, TraceRow
 from kansoku.fabric.topology import Topology
-from kansoku.fabric.window import Window, merge, merge_reports
+from kansoku.fabric.window import Window, merge, merge_reports, rows_of
 
 __all__ = ["Controller", "Outcome"]
 
+_MAPPED = b"\0" * 10 + b"\xff\xff"  # IPv4 inside IPv6
 _HISTORY = 180  # windows kept for the views: an hour of 20 s windows
 
 
@@ -66,7 +75,14 @@ class Controller:
         self.history: deque[Outcome] = deque(maxlen=_HISTORY)
         self.events: deque[Change] = deque(maxlen=10_000)
         self._members: dict[int, _Member] = {}
+        count = len(topology.rnics)
+        self._alive = np.zeros(count, dtype=bool)
+        self._addresses = np.zeros((count, 16), dtype=np.uint8)
+        self._is_ipv4 = np.zeros(count, dtype=bool)
+        self._qpns = np.zeros(count, dtype=np.uint32)
+        self._settings = dataclasses.asdict(settings)
         self._services: dict[str, list[tuple[int, int, int]]] = {}
+        self._service_table = np.zeros((0, 3), dtype=np.int32)
         self._degraded: set[str] = set()
         self._reports: dict[int, dict[tuple[str, int], Report]] = {}
         self._window_ns = int(settings.window_s * 1e9)
@@ -90,9 +106,14 @@ class Controller:
                     f"RNIC {rnic.name} is not in the cluster file",
                     remedy="name it NODE/DEVICE with a fabric NIC of the cluster file",
                 )
-            self._check(rnic)
+            packed = self._check(rnic)
+            self._alive[number] = True
+            self._addresses[number] = np.frombuffer(packed, dtype=np.uint8)
+            self._qpns[number] = rnic.qpn
+            self._is_ipv4[number] = packed.startswith(_MAPPED)
             before = self._members.get(number)
             if before and (before.qpn, before.address) == (rnic.qpn, rnic.address):
+                self._revision += before.left
                 before.left = False
                 continue
             self._members[number] = _Member(
@@ -106,9 +127,10 @@ class Controller:
             self._revision += 1
 
     @staticmethod
-    def _check(rnic: RnicAddress) -> None:
-        if not 0 <= rnic.qpn < 1 << 32 or not 0 < len(rnic.address) <= 64:
-            raise InputError(f"RNIC {rnic.name}: address or QPN is out of range")
+    def _check(rnic: RnicAddress) -> bytes:
+        if not 0 <= rnic.qpn < 1 << 32:
+            raise InputError(f"RNIC {rnic.name}: QPN {rnic.qpn} is out of range")
+        return packed_address(rnic.address)
 
     def knows(self, rnic: str, qpn: str) -> bool:
         """Return whether an RNIC is registered with this QPN and has not left."""
@@ -121,6 +143,7 @@ class Controller:
             member = self._members.get(self.topology.index.get(name, -1))
             if member:
                 member.left = True
+                self._alive[self.topology.index[name]] = False
                 self._revision += 1
 
     # -- services ---------------------------------------------------------------------------
@@ -133,14 +156,19 @@ class Controller:
             if a is not None and b is not None and FIRST_PORT <= one.port < FIRST_PORT + PORTS:
                 found.append((a, b, one.port))
         self._services[job] = found
-        self._revision += 1
+        self._tabulate()
         return len(found)
 
     def end_service(self, job: str) -> None:
         """Stop probing the paths of a job that ended."""
         if self._services.pop(job, None) is not None:
-            self._revision += 1
+            self._tabulate()
         self._degraded.discard(job)
+
+    def _tabulate(self) -> None:
+        tuples = sorted({one for tuples in self._services.values() for one in tuples})
+        self._service_table = np.array(tuples, dtype=np.int32).reshape(-1, 3)
+        self._revision += 1
 
     def set_degraded(self, job: str, *, degraded: bool) -> None:
         """Note that a job is known to run slowly or to stand: what is on its paths is P0."""
@@ -167,35 +195,49 @@ class Controller:
         if number is None:
             raise InputError(f"RNIC {rnic} is not in the cluster file")
         plan = self.plan(now_ns)
-        probes = []
         mine = slice(int(plan.offsets[number]), int(plan.offsets[number + 1]))
-        for target, port, kind, interval in zip(
-            plan.target[mine].tolist(), plan.port[mine].tolist(), plan.kind[mine].tolist(),
-            plan.interval_s[mine].tolist(), strict=True,
-        ):  # fmt: skip
-            member = self._members.get(target)
-            if member and not member.left:
-                probes.append(Entry(target, member.address, member.qpn, port, kind, interval))
         rows = plan.by_target[plan.target_offsets[number] : plan.target_offsets[number + 1]]
-        acks = list(zip(plan.source[rows].tolist(), plan.port[rows].tolist(), strict=True))
-        for tuples in self._services.values():
-            for source, target, port in tuples:
-                member = self._members.get(target)
-                if source == number and member and not member.left:
-                    pace = self.settings.service_interval_s
-                    probes.append(Entry(target, member.address, member.qpn, port, SERVICE, pace))
-                if target == number:
-                    acks.append((source, port))
-        traces = [
-            AckPath(source, self._members[source].address, port)
-            for source, port in acks
-            if source in self._members
-        ]
+        service = self._service_table
+        sent, answered = service[service[:, 0] == number], service[service[:, 1] == number]
+        pace = self.settings.service_interval_s
         return Pinglist(
             version=self.version(now_ns),
-            settings=dataclasses.asdict(self.settings),
-            probes=probes,
-            traces=traces,
+            settings=self._settings,
+            probes=self._tuples(
+                number,
+                np.concatenate([plan.target[mine], sent[:, 1]]),
+                np.concatenate([plan.port[mine], sent[:, 2]]),
+                np.concatenate([plan.kind[mine], np.full(len(sent), SERVICE, dtype=np.int8)]),
+                np.concatenate([plan.interval_s[mine], np.full(len(sent), pace, dtype="f4")]),
+            ),
+            traces=self._tuples(
+                number,
+                np.concatenate([plan.source[rows], answered[:, 0]]),
+                np.concatenate([plan.port[rows], answered[:, 2]]),
+                np.concatenate([plan.kind[rows], np.full(len(answered), SERVICE, dtype=np.int8)]),
+                np.concatenate([plan.interval_s[rows], np.full(len(answered), pace, dtype="f4")]),
+            ),
+        )
+
+    def _tuples(
+        self,
+        number: int,
+        rnic: npt.NDArray[np.int32],
+        port: npt.NDArray[np.int32],
+        kind: npt.NDArray[np.int8],
+        interval_s: npt.NDArray[np.float32],
+    ) -> Tuples:
+        """Return the columns of the tuples whose other end is there, in our address family."""
+        same_family = self._is_ipv4[rnic] == self._is_ipv4[number]
+        there = np.flatnonzero(self._alive[rnic] & same_family)
+        rnic = rnic[there]
+        return Tuples(
+            target=rnic.astype("<i4").tobytes(),
+            port=port[there].astype("<i4").tobytes(),
+            kind=kind[there].astype("i1").tobytes(),
+            interval_s=interval_s[there].astype("<f4").tobytes(),
+            address=self._addresses[rnic].tobytes(),
+            qpn=self._qpns[rnic].astype("<u4").tobytes(),
         )
 
     # -- windows ----------------------------------------------------------------------------
@@ -206,6 +248,13 @@ class Controller:
         if number is None:
             self.strangers += 1
             return
+        checked = rows_of([(number, report.rows)])  # a torn report must not spoil the window
+        if len(checked) and (
+            checked.target.min() < 0
+            or checked.target.max() >= len(self.topology.rnics)
+            or checked.port.min() < FIRST_PORT
+        ):
+            raise InputError(f"report of {report.rnic}: a target or port is outside the plan")
         member = self._members.get(number)
         if member:
             member.report_ns = max(member.report_ns or 0, report.window_start_ns + report.window_ns)

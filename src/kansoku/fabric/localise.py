@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from kansoku.fabric.settings import Settings
 
-__all__ = ["LINK", "RNIC", "SWITCH", "Blame", "localise"]
+__all__ = ["LINK", "RNIC", "SWITCH", "Blame", "component_totals", "localise"]
 
 RNIC, SWITCH, LINK = 0, 1, 2
 
@@ -55,40 +55,49 @@ def _gain(lost: Floats, probes: Floats, background: float) -> Floats:
     return np.where((lost > 0) & (ratio > background), gain, 0.0)
 
 
+def component_totals(components: Ints32, weights: Floats, count: int) -> Floats:
+    """Return the sum of ``weights`` (one per row) over the rows of each component."""
+    total = np.zeros(count + 1)
+    for column in components:
+        # -1 (no component in this column) is counted in the spare first place.
+        total += np.bincount(column + np.int32(1), weights=weights, minlength=count + 1)
+    return total[1:]
+
+
 class _Votes:
     """Lost and sent probes per component over the rows that are still unexplained."""
 
-    def __init__(self, components: Ints32, probes: Floats, lost: Floats, count: int) -> None:
+    def __init__(
+        self, components: Ints32, probes: Floats, lost: Floats, count: int, totals: Floats | None
+    ) -> None:
         self.components = components
         self.row_probes = probes
         self.row_lost = lost
         self.active = np.ones(components.shape[1], dtype=bool)
         self.count = count
-        self.probes = self._sum(probes, None)
+        self.probes = (
+            component_totals(components, probes, count) if totals is None else totals.copy()
+        )
         hit = np.flatnonzero(lost > 0)
-        self.lost = self._sum(lost[hit], hit)
-
-    def _sum(self, weights: Floats, rows: npt.NDArray[np.intp] | None) -> Floats:
-        total = np.zeros(self.count + 1)
-        for column in self.components:
-            chosen = column if rows is None else column[rows]
-            # -1 (no component in this column) goes to the spare last place.
-            total += np.bincount(
-                np.where(chosen < 0, self.count, chosen), weights=weights, minlength=self.count + 1
-            )
-        return total[:-1]
+        self.lost = component_totals(components[:, hit], lost[hit], count)
+        # RNICs, switches and links stand in columns of their own: most need not be searched.
+        self._ranges = [
+            (int(column.min(initial=0)), int(column.max(initial=-1))) for column in components
+        ]
 
     def rows_of(self, component: int) -> npt.NDArray[np.bool_]:
         found = np.zeros(self.components.shape[1], dtype=bool)
-        for column in self.components:
-            found |= column == component
+        for column, (low, high) in zip(self.components, self._ranges, strict=True):
+            if low <= component <= high:
+                found |= column == component
         return found & self.active
 
     def set_aside(self, rows: npt.NDArray[np.bool_]) -> None:
         chosen = np.flatnonzero(rows)
         self.active[chosen] = False
-        self.probes -= self._sum(self.row_probes[chosen], chosen)
-        self.lost -= self._sum(self.row_lost[chosen], chosen)
+        part = self.components[:, chosen]
+        self.probes -= component_totals(part, self.row_probes[chosen], self.count)
+        self.lost -= component_totals(part, self.row_lost[chosen], self.count)
         np.clip(self.lost, 0, None, out=self.lost)
 
 
@@ -100,18 +109,23 @@ def localise(
     settings: Settings,
     *,
     slow: bool = False,
+    totals: Floats | None = None,
 ) -> list[Blame]:
     """Return who is to blame, strongest first.
 
     ``components`` is ``(columns, rows)``: per row the distinct component numbers, -1 for none.
     ``kinds`` is ``(components,)``. An RNIC that explains most but loses less than the policy's
     ratio is peeled without blame. With ``slow`` the votes are of slow probes, not of lost ones.
+    ``totals`` are the probes per component, where the caller has them already.
     """
+    if np.sum(lost) < settings.minimum_lost:
+        return []
     votes = _Votes(
         np.ascontiguousarray(components, dtype=np.int32),
         np.asarray(probes, dtype=np.float64),
         np.asarray(lost, dtype=np.float64),
         len(kinds),
+        totals,
     )
     floor = np.where(kinds == RNIC, settings.rnic_loss, settings.link_loss)
     background = settings.background_loss
@@ -169,6 +183,8 @@ def _finest(votes: _Votes, gain: Floats, evidence: float) -> int:
 
 def _same_rows(votes: _Votes, leaders: npt.NDArray[np.intp]) -> Sequence[int]:
     """Keep the leaders that stand on the first one's lost rows: only those are a tie."""
+    if len(leaders) == 1:
+        return [int(leaders[0])]
     first = votes.rows_of(int(leaders[0])) & (votes.row_lost > 0)
     kept = [int(leaders[0])]
     kept += [

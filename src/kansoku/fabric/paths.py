@@ -69,6 +69,9 @@ class PathBook:
         self._switch_table = np.zeros((0, _SWITCHES), dtype=np.int32)
         self._link_table = np.zeros((0, _SWITCHES + 1), dtype=np.int32)
         self._used = 1
+        self._kept_keys = np.zeros(0, dtype=np.int64)
+        self._kept = np.zeros((0, 0), dtype=np.int32)
+        self._dirty: set[int] = set()
         self.changes = 0
 
     def __len__(self) -> int:
@@ -101,8 +104,11 @@ class PathBook:
     def _set(self, source: int, target: int, port: int, hops: tuple[int, ...]) -> None:
         key = int(tuple_keys(source, target, port, len(self.topology.rnics)))
         number = self.path(hops)
-        if self.known(key) not in (_UNKNOWN, number):
-            self.changes += 1
+        before = self.known(key)
+        if before == number:
+            return
+        self.changes += before != _UNKNOWN
+        self._dirty |= {key, int(tuple_keys(target, source, port, len(self.topology.rnics)))}
         self._new[key] = number
         if len(self._new) > 4096 + len(self._keys) // 8:
             self._merge()
@@ -119,6 +125,8 @@ class PathBook:
     def load(self, keys: npt.NDArray[np.int64], numbers: npt.NDArray[np.int32]) -> None:
         """Replace everything by sorted keys and their path numbers."""
         self._keys, self._numbers, self._new = keys, numbers, {}
+        self._kept_keys = np.zeros(0, dtype=np.int64)
+        self._kept = np.zeros((0, 0), dtype=np.int32)
 
     def _merge(self) -> None:
         if not self._new:
@@ -162,13 +170,40 @@ class PathBook:
             self._used = max(int((self._switch_table >= 0).sum(axis=1).max(initial=0)), 1)
         return self._switch_table[:, : self._used], self._link_table[:, : self._used + 1]
 
-    def components(
-        self,
-        source: Ints32,
-        target: Ints32,
-        port: Ints32,
-    ) -> Ints32:
-        """Return the distinct components of each row, ``(columns, rows)``, -1 for none."""
+    def components(self, source: Ints32, target: Ints32, port: Ints32) -> Ints32:
+        """Return the distinct components of each row, ``(columns, rows)``, -1 for none.
+
+        The same tuples come every window, so their components are kept; only tuples that are new,
+        or whose path or way back has changed, are worked out.
+        """
+        keys = tuple_keys(source, target, port, len(self.topology.rnics))
+        width = 2 + 2 + 2 * self._tables()[0].shape[1] + 2 * self._tables()[1].shape[1]
+        if width != len(self._kept):
+            self._kept_keys = np.zeros(0, dtype=np.int64)
+            self._kept = np.zeros((width, 0), dtype=np.int32)
+        if self._dirty:
+            dirty = np.fromiter(self._dirty, dtype=np.int64, count=len(self._dirty))
+            self._dirty = set()
+            clean = ~np.isin(self._kept_keys, dirty)
+            self._kept_keys, self._kept = self._kept_keys[clean], self._kept[:, clean]
+        if np.array_equal(keys, self._kept_keys):
+            return self._kept
+        place = np.searchsorted(self._kept_keys, keys)
+        found = place < len(self._kept_keys)
+        found[found] = self._kept_keys[place[found]] == keys[found]
+        new = np.flatnonzero(~found)
+        if len(new):
+            made = self._compute(source[new], target[new], port[new])
+            every = np.concatenate([self._kept_keys, keys[new]])
+            self._kept_keys, first = np.unique(every, return_index=True)
+            kept = np.concatenate([self._kept, made], axis=1)[:, first]
+            self._kept = np.ascontiguousarray(kept)
+            if np.array_equal(keys, self._kept_keys):
+                return self._kept
+            place = np.searchsorted(self._kept_keys, keys)
+        return self._kept[:, place]
+
+    def _compute(self, source: Ints32, target: Ints32, port: Ints32) -> Ints32:
         count = len(self.topology.rnics)
         forward = self.numbers_of(tuple_keys(source, target, port, count))
         back = self.numbers_of(tuple_keys(target, source, port, count))
@@ -185,4 +220,4 @@ class PathBook:
         columns += inner
         columns += [links[forward, place] for place in range(links.shape[1])]
         columns += [links[back, place] for place in range(links.shape[1])]
-        return np.ascontiguousarray(np.stack(columns).astype(np.int32))
+        return np.stack(columns).astype(np.int32)

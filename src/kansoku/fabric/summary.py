@@ -3,13 +3,25 @@
 Plain Python and no NumPy: it runs on every host.
 """
 
+import math
+import sys
+from array import array
 from dataclasses import dataclass, field
 
 import msgspec
 
+from kansoku.fabric.ecmp import FIRST_PORT
 from kansoku.fabric.probe import Late, Result
 
-__all__ = ["Histogram", "Report", "Row", "TraceRow", "WindowSummary", "percentile_of"]
+__all__ = [
+    "Histogram",
+    "Report",
+    "Row",
+    "RowColumns",
+    "TraceRow",
+    "WindowSummary",
+    "percentile_of",
+]
 
 _SUB = 16  # buckets per octave: 4.4 % resolution
 _KEEP = 512  # samples of a tuple and window from which its percentiles come
@@ -73,6 +85,35 @@ class Row(msgspec.Struct, array_like=True, frozen=True):
     """Answered ones whose network RTT was above the policy's ``slow_rtt_ns``."""
 
 
+_COLUMNS = "ihbqqqIdddddbq"  # target … slow in the order of Row; d: NaN is unknown
+
+
+class RowColumns(msgspec.Struct, array_like=True, frozen=True):
+    """Rows as little-endian columns in the order of :class:`Row`.
+
+    A window of 10,000 RNICs has millions of rows: the controller joins buffers, not objects.
+    Ports travel less 49152, to fit 16 bits.
+    """
+
+    columns: list[bytes]
+
+    @classmethod
+    def pack(cls, rows: list[Row]) -> "RowColumns":
+        """Return the columns of rows."""
+        packed = []
+        for code, name in zip(_COLUMNS, Row.__struct_fields__, strict=True):
+            values = [getattr(row, name) for row in rows]
+            if code == "d":
+                values = [math.nan if value is None else value for value in values]
+            elif name == "port":
+                values = [value - FIRST_PORT for value in values]
+            column = array(code, values)
+            if sys.byteorder != "little":
+                column.byteswap()
+            packed.append(column.tobytes())
+        return cls(packed)
+
+
 class TraceRow(msgspec.Struct, array_like=True, frozen=True):
     """One traced path, probe or ACK direction, from the reporting RNIC."""
 
@@ -93,7 +134,7 @@ class Report(msgspec.Struct, frozen=True):
     """The agent's own start; a restart shows."""
     window_start_ns: int
     window_ns: int
-    rows: list[Row]
+    rows: RowColumns
     traces: list[TraceRow] = []
     rtt: dict[str, Histogram] = {}
     """``cluster`` and ``service`` to histogram."""

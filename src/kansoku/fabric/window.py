@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kansoku.fabric.summary import Histogram, Report, Row, TraceRow
+from kansoku.errors import InputError
+from kansoku.fabric.ecmp import FIRST_PORT
+from kansoku.fabric.summary import Histogram, Report, RowColumns, TraceRow
 
 __all__ = ["Rows", "Window", "merge", "merge_reports", "rows_of"]
 
@@ -67,38 +70,33 @@ class Window:
     """Jobs known from elsewhere to run slowly or to stand."""
 
 
-_INTS = ("target", "port", "kind", "probes", "lost", "late", "qpn", "stamps", "slow")
-_FLOATS = (
-    "rtt_p50_ns", "rtt_p99_ns", "responder_p50_ns", "responder_p99_ns", "prober_p99_ns",
-)  # fmt: skip
+_TYPES = {
+    "target": "<i4", "port": "<i2", "kind": "i1", "probes": "<i8", "lost": "<i8", "late": "<i8",
+    "qpn": "<u4", "rtt_p50_ns": "<f8", "rtt_p99_ns": "<f8", "responder_p50_ns": "<f8",
+    "responder_p99_ns": "<f8", "prober_p99_ns": "<f8", "stamps": "i1", "slow": "<i8",
+}  # fmt: skip
+_FINAL = {"port": np.int32, "qpn": np.int64}
 
 
-def rows_of(reports: Iterable[tuple[int, list[Row]]]) -> Rows:
-    """Return the columns of (source RNIC, rows) pairs."""
-    sources: list[int] = []
-    rows: list[Row] = []
-    for source, part in reports:
-        sources += [source] * len(part)
-        rows += part
-    whole = {n: np.array([getattr(r, n) for r in rows], dtype=np.int64) for n in _INTS}
-    real = {n: np.array([getattr(r, n) for r in rows], dtype=np.float64) for n in _FLOATS}
-    return Rows(
-        source=np.array(sources, dtype=np.int32),
-        target=whole["target"].astype(np.int32),
-        port=whole["port"].astype(np.int32),
-        kind=whole["kind"].astype(np.int8),
-        probes=whole["probes"],
-        lost=whole["lost"],
-        late=whole["late"],
-        qpn=whole["qpn"],
-        rtt_p50_ns=real["rtt_p50_ns"],
-        rtt_p99_ns=real["rtt_p99_ns"],
-        responder_p50_ns=real["responder_p50_ns"],
-        responder_p99_ns=real["responder_p99_ns"],
-        prober_p99_ns=real["prober_p99_ns"],
-        stamps=whole["stamps"].astype(np.int8),
-        slow=whole["slow"],
-    )
+def rows_of(reports: Iterable[tuple[int, RowColumns]]) -> Rows:
+    """Return the columns of (source RNIC, its rows); raise InputError for torn ones."""
+    parts = [(source, part.columns) for source, part in reports]
+    counts = []
+    for _, columns in parts:
+        lengths = {
+            len(column) / np.dtype(kind).itemsize
+            for column, kind in zip(columns, _TYPES.values(), strict=False)
+        }
+        if len(columns) != len(_TYPES) or len(lengths) != 1 or not min(lengths).is_integer():
+            raise InputError("a fabric report has columns of different lengths")
+        counts.append(int(min(lengths)))
+    made: dict[str, npt.NDArray[Any]] = {}
+    for place, (name, kind) in enumerate(_TYPES.items()):
+        column = np.frombuffer(b"".join(columns[place] for _, columns in parts), dtype=kind)
+        made[name] = column.astype(_FINAL.get(name, column.dtype.newbyteorder("=")))
+    made["port"] += FIRST_PORT
+    sources = np.array([source for source, _ in parts], dtype=np.int32)
+    return Rows(source=np.repeat(sources, counts), **made)
 
 
 def merge(histograms: Iterable[Mapping[str, Histogram]]) -> dict[str, Histogram]:

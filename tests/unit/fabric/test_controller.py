@@ -1,5 +1,7 @@
 """Controller, analyser and ledger on a fabric of 2 ToRs × 2 spines, window by window."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -10,8 +12,9 @@ from kansoku.fabric.ledger import Ledger
 from kansoku.fabric.messages import Register, RnicAddress, ServiceTuple, decode_settings
 from kansoku.fabric.pinglist import SERVICE
 from kansoku.fabric.settings import Settings
-from kansoku.fabric.summary import Report, Row, TraceRow
+from kansoku.fabric.summary import Report, Row, RowColumns, TraceRow
 from kansoku.fabric.topology import Topology
+from kansoku.fabric.window import rows_of
 
 S = 1_000_000_000
 POLICY = Settings(window_s=20, grace_s=2)
@@ -76,7 +79,7 @@ class Fabric:
                 cut = stop(forward) if stop else len(forward)
                 traces.append(TraceRow(t, port, forward[:cut], cut == len(forward)))
             self.c.report(
-                Report(name, 1, self.start, 20 * S, rows, traces,
+                Report(name, 1, self.start, 20 * S, RowColumns.pack(rows), traces,
                        rtt={"cluster": {40: 10}}, responder={}, prober={}), self.start + 21 * S
             )  # fmt: skip
         self.start += 20 * S
@@ -95,7 +98,7 @@ def fabric():
 
 
 def crosses(path, a, b):
-    return any(pair == (a, b) for pair in zip(path, path[1:], strict=False))
+    return any(pair == (a, b) for pair in itertools.pairwise(path))
 
 
 def test_clear_says_so_aloud(fabric):
@@ -180,7 +183,9 @@ def test_goodbye_is_no_fault(fabric):
     analysis = fabric.window(lambda s, t, f, b: t == "b/0", skip=("b",))
     assert analysis.verdict == "clear"
     assert analysis.excluded["agent left"] > 0
-    assert all(entry.target != 1 for entry in fabric.c.pinglist("a/0", fabric.start).probes)
+    assert all(
+        entry.target != 1 for entry in fabric.c.pinglist("a/0", fabric.start).probes.entries()
+    )
 
 
 def test_impact_follows_running_jobs(fabric):
@@ -214,12 +219,12 @@ def test_service_tuples_come_and_go_with_the_job(fabric):
     version = fabric.c.version(fabric.start)
     assert fabric.c.set_service("42", [ServiceTuple("a/0", "c/0", 50000)]) == 1
     assert fabric.c.version(fabric.start) != version
-    kinds = [e.kind for e in fabric.c.pinglist("a/0", fabric.start).probes]
+    kinds = [e.kind for e in fabric.c.pinglist("a/0", fabric.start).probes.entries()]
     assert kinds.count(SERVICE) == 1
     # The target traces the way back of the same tuple.
-    assert (0, 50000) in [(t.target, t.port) for t in fabric.c.pinglist("c/0", 0).traces]
+    assert (0, 50000) in [(t.target, t.port) for t in fabric.c.pinglist("c/0", 0).traces.entries()]
     fabric.c.end_service("42")
-    assert SERVICE not in [e.kind for e in fabric.c.pinglist("a/0", fabric.start).probes]
+    assert SERVICE not in [e.kind for e in fabric.c.pinglist("a/0", fabric.start).probes.entries()]
 
 
 def test_strangers_are_refused(fabric):
@@ -227,8 +232,29 @@ def test_strangers_are_refused(fabric):
         fabric.c.register(Register("x", 1, [RnicAddress("x/0", "10.9.9.9", 1)]), 0)
     with pytest.raises(InputError):
         fabric.c.pinglist("x/0", 0)
-    fabric.c.report(Report("x/0", 1, fabric.start, 20 * S, []), fabric.start)
+    fabric.c.report(Report("x/0", 1, fabric.start, 20 * S, RowColumns.pack([])), fabric.start)
     assert fabric.c.strangers == 2
+
+
+def test_torn_and_foreign_reports_are_refused(fabric):
+    row = Row(2, 50123, 1, 20, 20, 0, 102, None, None, None, None, None, 1)
+    good = RowColumns.pack([row]).columns
+    for bad in ([], [*good[:-1], good[-1][:-1]], [*good[:-1], b""], RowColumns.pack(
+        [Row(99, 50123, 1, 20, 20, 0, 102, None, None, None, None, None, 1)]
+    ).columns):  # fmt: skip
+        with pytest.raises(InputError):
+            fabric.c.report(Report("a/0", 1, fabric.start, 20 * S, RowColumns(bad)), fabric.start)
+    assert fabric.window().verdict == "clear"
+
+
+def test_columns_round_trip():
+    rows = [Row(3, 65535, 2, 9, 4, 1, 2**24, 1, 2, None, 4, 5, -1, 6)]
+    back = rows_of([(7, RowColumns.pack(rows))])
+    assert [int(getattr(back, n)[0]) for n in ("source", "target", "port", "kind", "qpn")] == [
+        7, 3, 65535, 2, 2**24,
+    ]  # fmt: skip
+    assert np.isnan(back.responder_p50_ns[0])
+    assert (back.slow[0], back.stamps[0], back.late[0], back.rtt_p99_ns[0]) == (6, -1, 1, 2)
 
 
 def test_a_machine_that_slept_does_not_judge_the_past(fabric):
@@ -238,11 +264,9 @@ def test_a_machine_that_slept_does_not_judge_the_past(fabric):
 
 def test_reports_of_closed_windows_teach_paths_only(fabric):
     fabric.window()
-    fabric.c.report(
-        Report("a/0", 1, 0, 20 * S, [Row(2, 50123, 1, 20, 20, 0, 102, None, None, None, None, None,
-                                         1)], [TraceRow(2, 50123, ["t0", "s1", "t1"], True)]),
-        fabric.start,
-    )  # fmt: skip
+    row = Row(2, 50123, 1, 20, 20, 0, 102, None, None, None, None, None, 1)
+    trace = TraceRow(2, 50123, ["t0", "s1", "t1"], True)
+    fabric.c.report(Report("a/0", 1, 0, 20 * S, RowColumns.pack([row]), [trace]), fabric.start)
     assert fabric.window().verdict == "clear"
     number = fabric.c._known(0, 2, 50123)
     assert fabric.c.book.hops_of(number) == ["t0", "s1", "t1"]

@@ -1,5 +1,7 @@
 """Pinglists: coverage, rates, rotation, rails."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -81,7 +83,7 @@ def inter_keys(plan):
 def test_a_fifth_of_the_tuples_is_renewed_hourly():
     shape = fabric(tors=6, per_tor=4, spines=16)
     plans = [inter_keys(make_plan(shape, Settings(), time_s=hour * 3600)) for hour in range(7)]
-    for before, after in zip(plans, plans[1:], strict=False):
+    for before, after in itertools.pairwise(plans):
         assert len(after - before) / len(after) == pytest.approx(0.2, abs=0.02)
     # After five hours nothing is left of the first hour.
     assert len(plans[0] & plans[5]) / len(plans[0]) < 0.02

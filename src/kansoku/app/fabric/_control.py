@@ -176,7 +176,6 @@ def agent(
     controller: str = DEFAULT_CONTROLLER,
     *,
     stamps: str = "kernel",
-    transport: str = "udp",
     port: int | None = None,
     token: str | None = None,
     bind_device: bool = False,
@@ -187,7 +186,6 @@ def agent(
     ``application``. Every start draws new queue pair numbers, as an RNIC would.
     """
     from kansoku.fabric.edge.agent import Agent
-    from kansoku.fabric.edge.transport import Transport
     from kansoku.fabric.edge.udp import UdpTransport
     from kansoku.fabric.edge.uplink import Line
     from kansoku.fabric.edge.worker import Worker
@@ -197,7 +195,7 @@ def agent(
     if not rnics:
         raise InputError("no RNIC to probe from", remedy="give --rnic DEVICE=ADDRESS")
     families = {":" in address for _, address in rnics}
-    if transport == "udp" and len(families) > 1:
+    if len(families) > 1:
         raise InputError(
             "IPv4 and IPv6 addresses on one host",
             remedy="give all RNICs of the fabric addresses of one family: pairs must not mix them",
@@ -207,16 +205,10 @@ def agent(
     workers = []
     for device, address in rnics:
         qpn = secrets.randbelow((1 << 24) - 2) + 2
-        made: Transport
-        if transport == "verbs":
-            from kansoku.fabric.edge.verbs import VerbsTransport
-
-            made = VerbsTransport(device, address)
-        else:
-            made = UdpTransport(
-                address, port or settings.port, qpn, stamps=StampSource(stamps),
-                device=device if bind_device else None,
-            )  # fmt: skip
+        made = UdpTransport(
+            address, port or settings.port, qpn, stamps=StampSource(stamps),
+            device=device if bind_device else None,
+        )  # fmt: skip
         name = f"{node}/{device}"
         workers.append(Worker(name, made, settings, seed=incarnation ^ hash(name)))
     line = Line(controller, token=token or os.environ.get("KANSOKU_FABRIC_TOKEN"))

@@ -50,6 +50,7 @@ class FabricService:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.failures = 0
+        self.refused = 0
         self.analysis_s = 0.0
         self.routes = [
             Route("/fabric/register", self._register, methods=["POST"]),
@@ -145,9 +146,16 @@ class FabricService:
         except _Refused as error:
             return _refusal(error)
         now = self._clock()
+        refused = 0
         with self._lock:
             for report in reports:
-                self.controller.report(report, now)
+                try:
+                    self.controller.report(report, now)
+                except InputError as error:
+                    # Taken as delivered: a torn report would come again and again otherwise.
+                    refused += 1
+                    _log.warning("fabric report of %s: %s", report.rnic, error)
+        self.refused += refused
         return _packed({"taken": len(reports)})
 
     async def _service(self, request: Request) -> Response:

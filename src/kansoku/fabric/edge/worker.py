@@ -20,7 +20,7 @@ from kansoku.fabric.probe import (
     encode,
 )
 from kansoku.fabric.settings import Settings
-from kansoku.fabric.summary import Report, TraceRow, WindowSummary
+from kansoku.fabric.summary import Report, RowColumns, TraceRow, WindowSummary
 
 __all__ = ["Worker"]
 
@@ -106,7 +106,7 @@ class Worker:
             self._apply(settings)
         before, self._targets = self._targets, {}
         self._service = []
-        for entry in pinglist.probes:
+        for entry in pinglist.probes.entries():
             key = (entry.target, entry.port, entry.kind)
             number = self._ids.setdefault(key, len(self._ids) + 1)
             interval = max(int(entry.interval_s * 1e9), 1_000_000)
@@ -121,7 +121,7 @@ class Worker:
         seen: dict[tuple[int, int], Peer] = {}
         for target in self._targets.values():
             seen[target.target, target.port] = target.peer
-        for ack in pinglist.traces:
+        for ack in pinglist.traces.entries():
             seen.setdefault((ack.target, ack.port), Peer(ack.address, 0))
         self._tracing = [(target, peer, port) for (target, port), peer in seen.items()]
         self._trace_order = deque()
@@ -386,7 +386,7 @@ class Worker:
             reports.append(
                 Report(
                     rnic=self.name, incarnation=incarnation, window_start_ns=start,
-                    window_ns=self._window_ns, rows=summary.rows(tuples),
+                    window_ns=self._window_ns, rows=RowColumns.pack(summary.rows(tuples)),
                     traces=self._trace_rows, rtt=summary.rtt, responder=summary.responder,
                     prober=summary.prober, agent=agent,
                 )

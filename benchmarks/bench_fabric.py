@@ -1,0 +1,229 @@
+"""The fabric watch at scale: pinglists, analyser, prober and responder.
+
+Peers of the same run: NumPy's own pass over the analyser's data, and a bare Python UDP echo with
+both kernel stamps, against which prober and responder are measured.
+"""
+
+import multiprocessing
+import resource
+import select
+import socket
+import struct
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from tests.labs import fabric_sim as sim
+
+from kansoku.catalog import load_cluster
+from kansoku.fabric.analyser import analyse
+from kansoku.fabric.controller import Controller
+from kansoku.fabric.edge.udp import UdpTransport
+from kansoku.fabric.edge.worker import Worker
+from kansoku.fabric.messages import Pinglist, Register, RnicAddress, Tuples, packed_address
+from kansoku.fabric.pinglist import make_plan, tuple_keys
+from kansoku.fabric.settings import Settings
+from kansoku.fabric.topology import topology_of
+from kansoku.fabric.window import Rows, Window
+
+TARGETS = 1000
+SECONDS = 10
+
+
+def big_fabric():
+    clos = sim.Clos(pods=25, hosts=50, rails=8, spines=16)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.toml"
+        path.write_text(clos.toml())
+        return clos, topology_of(load_cluster(path))
+
+
+def bench_pinglists(topology):
+    controller = Controller(topology, Settings(), now_ns=0)
+    for number, name in enumerate(topology.rnics):
+        address = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
+        controller.register(Register(name, 1, [RnicAddress(name, address, number + 2)]), 0)
+    encode = msgspec.msgpack.Encoder().encode
+    begin = time.process_time()
+    plan = controller.plan(0)
+    planned = time.process_time() - begin
+    size = sum(len(encode(controller.pinglist(name, 0))) for name in topology.rnics)
+    return planned, time.process_time() - begin, len(plan), size
+
+
+def bench_analyser(clos, topology):
+    # 30 M probes in 20 s from 10,000 RNICs: 150 a second each, 10 of them under the ToR.
+    settings = Settings(link_per_s=140 * 50 * 2 / 16)
+    plan = make_plan(topology, settings)
+    from kansoku.fabric.paths import PathBook
+
+    book = PathBook(topology, {})
+    teach(book, topology, clos, plan)
+    rng = np.random.default_rng(5)
+    faults = sim.draw_faults(clos, rng, count=12)
+    probes, lost, late, delay = sim.probe(
+        clos, faults, rng, plan.source, plan.target, plan.port, 20 / plan.interval_s
+    )
+    nothing = np.full(len(plan), np.nan)
+    rows = Rows(
+        source=plan.source, target=plan.target, port=plan.port, kind=plan.kind,
+        probes=probes, lost=lost, late=late, qpn=np.ones(len(plan), dtype=np.int64),
+        rtt_p50_ns=nothing, rtt_p99_ns=nothing, responder_p50_ns=delay, responder_p99_ns=delay,
+        prober_p99_ns=nothing, stamps=np.ones(len(plan), dtype=np.int8),
+        slow=np.zeros(len(plan), dtype=np.int64),
+    )  # fmt: skip
+    window = Window(start_ns=0, end_ns=20_000_000_000, rows=rows, reporting=len(topology.rnics))
+    analyse(window, topology, book, settings)  # tables of paths are made once
+    begin = time.process_time()
+    answer = analyse(window, topology, book, settings)
+    taken = time.process_time() - begin
+    begin = time.process_time()
+    for column in (plan.source, plan.target):
+        np.bincount(column, weights=probes)
+        np.bincount(column, weights=lost)
+    floor = time.process_time() - begin
+    return taken, floor, int(probes.sum()), len(plan), len(answer.anomalies), len(faults.truth)
+
+
+def teach(book, topology, clos, plan):
+    source = np.concatenate([plan.source, plan.target])
+    target = np.concatenate([plan.target, plan.source])
+    port = np.concatenate([plan.port, plan.port])
+    keys, first = np.unique(
+        tuple_keys(source, target, port, len(topology.rnics)), return_index=True
+    )
+    source, target, port = source[first], target[first], port[first]
+    spine = sim.paths_of(clos, source, target, port)
+    a, b = clos.leaf[source], clos.leaf[target]
+    code = (a * clos.leaves + b) * (clos.spines + 1) + spine + 1
+    codes, place = np.unique(code, return_inverse=True)
+    numbers = []
+    for one in codes.tolist():
+        pair, s = divmod(one, clos.spines + 1)
+        x, y = divmod(pair, clos.leaves)
+        hops = [clos.leaf_name(x)]
+        if s:
+            hops += [clos.spine_name(s - 1), clos.leaf_name(y)]
+        numbers.append(book.path(tuple(book.names.switch(h) for h in hops)))
+    book.load(keys, np.array(numbers, dtype=np.int32)[place])
+
+
+def cpu():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def worker(address, name, entries=()):
+    transport = UdpTransport(address, 47911, 7)
+    settings = Settings(port=47911, traces_per_s=0.001)
+    made = Worker(name, transport, settings, seed=1)
+    if entries:
+        import dataclasses
+
+        columns = list(zip(*entries, strict=True))
+        tuples = Tuples(
+            target=struct.pack(f"<{TARGETS}i", *columns[0]),
+            port=struct.pack(f"<{TARGETS}i", *columns[1]),
+            kind=bytes(TARGETS),
+            interval_s=struct.pack(f"<{TARGETS}f", *[0.1] * TARGETS),
+            address=packed_address("127.0.0.2") * TARGETS,
+            qpn=struct.pack(f"<{TARGETS}I", *[7] * TARGETS),
+        )
+        empty = Tuples(b"", b"", b"", b"", b"", b"")
+        made.take(Pinglist("1", dataclasses.asdict(settings), tuples, empty), time.monotonic_ns())
+    return made
+
+
+def loop(made, stop_at):
+    poller = select.epoll()
+    poller.register(made.transport.fileno(), select.EPOLLIN)
+    while time.monotonic() < stop_at:
+        now = time.monotonic_ns()
+        due = made.fire(now)
+        wait = due - time.monotonic_ns()
+        if poller.poll(0 if wait < 200_000 else min(wait / 1e9, 0.05)):
+            made.handle()
+    made.handle()
+
+
+def responder(pipe):
+    made = worker("127.0.0.2", "b/0")
+    pipe.send("ready")
+    begin, wall = cpu(), time.monotonic()
+    loop(made, wall + SECONDS + 1)
+    pipe.send((cpu() - begin) / SECONDS)
+
+
+def bench_prober():
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=responder, args=(there,))
+    process.start()
+    here.recv()
+    # 1,000 targets from 200 source ports, as a pinglist would have.
+    made = worker("127.0.0.1", "a/0", [(n, 50000 + n % 200) for n in range(TARGETS)])
+    begin = cpu()
+    loop(made, time.monotonic() + SECONDS)
+    used = (cpu() - begin) / SECONDS
+    other = here.recv()
+    process.join()
+    cells = [cell for summary in made._windows.values() for cell in summary._cells.values()]
+    probes, lost = sum(c.probes for c in cells), sum(c.lost for c in cells)
+    kernel = {c.stamps for c in cells}
+    made.transport.close()
+    return used, other, probes / SECONDS, lost, kernel
+
+
+def bench_bare():
+    """The least Python can do: send, read its stamp, receive two ACKs with theirs."""
+    flags = (1 << 1) | (1 << 3) | (1 << 4) | (1 << 7) | (1 << 11)
+    a, b = socket.socket(2, 2), socket.socket(2, 2)
+    for sock, host in ((a, "127.0.0.1"), (b, "127.0.0.2")):
+        sock.bind((host, 0))
+        sock.setsockopt(socket.SOL_SOCKET, 37, flags)
+    data, count = bytes(50), 20_000
+    to_b, to_a = b.getsockname(), a.getsockname()
+    begin = cpu()
+    mine = 0.0
+    for _ in range(count):
+        start = time.perf_counter()
+        a.sendto(data, to_b)
+        a.recvmsg(50, 256, socket.MSG_ERRQUEUE)
+        mine += time.perf_counter() - start
+        b.recvmsg(50, 128)
+        b.sendto(data, to_a)
+        b.sendto(data, to_a)
+        b.recvmsg(50, 256, socket.MSG_ERRQUEUE)
+        b.recvmsg(50, 256, socket.MSG_ERRQUEUE)
+        start = time.perf_counter()
+        a.recvmsg(50, 128)
+        a.recvmsg(50, 128)
+        mine += time.perf_counter() - start
+    both = cpu() - begin
+    a.close()
+    b.close()
+    return mine / count * TARGETS * 10, (both - mine) / count * TARGETS * 10
+
+
+def main():
+    clos, topology = big_fabric()
+    planned, total, tuples, size = bench_pinglists(topology)
+    taken, floor, probes, rows, found, truth = bench_analyser(clos, topology)
+    used, other, rate, lost, stamps = bench_prober()
+    bare, bare_other = bench_bare()
+    label = "both kernel stamps" if stamps == {1} else f"stamps {sorted(stamps)}"
+    print("fabric (CPU seconds; a busy machine takes longer by the clock)")
+    print(f"  pinglists of 10,000 RNICs     {total:6.2f} s  (target 5)   ")
+    print(f"    {tuples / 1e6:.1f} M tuples, plan {planned:.2f} s, {size / 1e6:.0f} MB encoded")
+    print(f"  analyser, one 20 s window     {taken:6.2f} s  (target 2)   ")
+    print(f"    {probes / 1e6:.1f} M probes in {rows / 1e6:.1f} M rows, {found} anomalies of")
+    print(f"    {truth} faults; four bincounts alone {floor:.2f} s, ratio {taken / floor:.1f}")
+    print(f"  prober, 1,000 targets at 10/s {used:6.1%} of a core (target 25 %), {label}")
+    print(f"    {rate:.0f}/s, {lost} lost; bare sockets {bare:.1%}, ratio {used / bare:.2f}")
+    print(f"  responder beside it           {other:6.1%} of a core")
+    print(f"    bare sockets {bare_other:.1%}, ratio {other / bare_other:.2f}")
+
+
+if __name__ == "__main__":
+    main()
