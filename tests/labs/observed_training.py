@@ -200,7 +200,7 @@ def main():
     import torch.distributed.optim
     import torch.utils.data  # noqa: F401
 
-    plans = [Plan(**plan) for plan in json.load(sys.stdin)]
+    plans = [Plan(**plan) for plan in json.loads(sys.stdin.readline())]
     return sum(_run(plan, sys.argv[1]) for plan in plans)
 
 

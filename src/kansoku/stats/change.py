@@ -43,6 +43,7 @@ def change_point(values: npt.ArrayLike, *, margin: int = 5) -> ChangePoint | Non
     gain[: margin - 1] = -1
     gain[count - margin :] = -1
     index = int(np.argmax(gain)) + 1
+    index = _polished(array, index, margin)
     first, second = array[:index], array[index:]
     before, after = float(np.median(first)), float(np.median(second))
     spread = max(
@@ -52,6 +53,14 @@ def change_point(values: npt.ArrayLike, *, margin: int = 5) -> ChangePoint | Non
     # Standard error of a median of normal data is 1.2533 sigma / sqrt(n).
     error = 1.2533 * spread * float(np.sqrt(1 / len(first) + 1 / len(second)))
     return ChangePoint(index=index, before=before, after=after, score=abs(after - before) / error)
+
+
+def _polished(array: npt.NDArray[np.float64], index: int, margin: int) -> int:
+    """Move the split to where fewest values lie on the wrong side of the middle of the levels."""
+    before, after = float(np.median(array[:index])), float(np.median(array[index:]))
+    above = np.where(array > (before + after) / 2, 1, -1) * (1 if after > before else -1)
+    balance = np.cumsum(above)[margin - 1 : len(array) - margin]
+    return margin + int(np.argmin(balance)) if len(balance) else index
 
 
 def theil_sen(x: npt.ArrayLike, y: npt.ArrayLike) -> float:

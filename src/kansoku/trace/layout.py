@@ -20,8 +20,8 @@ __all__ = ["Layout", "group_keys", "read_layout"]
 # Words found in descriptions and mesh axis names of torch, Megatron, DeepSpeed, torchtitan.
 _AXES: tuple[tuple[str, str], ...] = (
     ("dp", r"(^|[^a-z])(dp|data|ddp|fsdp|hsdp|replicate|dp_shard|dp_replicate|zero)([^a-z]|$)"),
-    ("tp", r"(^|[^a-z])(tp|tensor|mp|model)([^a-z]|$)"),
     ("pp", r"(^|[^a-z])(pp|pipe|pipeline|pipelining|stage)([^a-z]|$)"),
+    ("tp", r"(^|[^a-z])(tp|tensor|mp|model)([^a-z]|$)"),
     ("cp", r"(^|[^a-z])(cp|context|ulysses|sp|sequence)([^a-z]|$)"),
     ("ep", r"(^|[^a-z])(ep|expert|moe)([^a-z]|$)"),
 )
@@ -103,12 +103,9 @@ def read_layout(facts: RunFacts, spans: pl.DataFrame) -> Layout:
     for group in groups.values():
         axis = _axis(group)
         ops = traffic.get(group.name, set())
-        whole = len(group.ranks) == world
-        if axis is None and ops and ops <= _POINT_TO_POINT:
+        if axis is None and ops - {"barrier"} and ops - {"barrier"} <= _POINT_TO_POINT:
             axis = "pp"
         if axis is None:
-            continue
-        if whole and axis != "dp" and len(groups) > 1 and not group.description:
             continue
         sizes[axis] = max(sizes.get(axis, 1), len(group.ranks))
         if axis == "pp":

@@ -99,8 +99,9 @@ def read_black_box(run: LoadedRun, *, now: Callable[[], int] = time.time_ns) -> 
     opened = any(state.kind is not None for state in states)
     failed = run.facts.exit_code not in (0, None)
     ended = all(rank.process == "ended" for rank in ranks)
+    gone = any(rank.process == "gone" for rank in ranks)
     return BlackBox(
         ranks=tuple(ranks),
         blocked=blocked,
-        stopped=bool(ranks) and (failed or (opened and not ended)),
+        stopped=bool(ranks) and (failed or gone or (opened and not ended)),
     )

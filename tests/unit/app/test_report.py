@@ -1,0 +1,243 @@
+"""The report of generated runs: schema, sentences, what is missing."""
+
+import dataclasses
+import io
+import json
+
+import msgspec
+import orjson
+import polars as pl
+import pytest
+from rich.console import Console
+from tests.labs.generated_run import MS, Schedule, generate, with_clocks
+
+from kansoku.app.peak import measure_cpu_peak, run_peak
+from kansoku.app.report import load_run, report
+from kansoku.cli._draw import draw
+from kansoku.errors import InputError
+from kansoku.formats.run_tables import write_tables
+from kansoku.model import Finding
+
+
+# The contract of kansoku.report/1, written by hand; forbid_unknown_fields makes it exact.
+class _Struct(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+class _Window(_Struct):
+    from_step: int
+    to_step: int
+
+
+class _Mfu(_Struct):
+    value: float
+    convention: str
+    peak_flops: float
+    peak_source: str
+    window: _Window
+
+
+class _StepTime(_Struct):
+    median: float | None
+    p95: float | None
+
+
+class _Breakdown(_Struct):
+    data_wait: float
+    forward: float
+    backward: float
+    optimizer: float
+    collective: float
+    checkpoint: float
+    other: float
+
+
+class _Collective(_Struct):
+    group: str
+    op: str
+    count: int
+    bytes: int | None
+    busbw_bytes_per_s: float | None
+    wait_ratio: float | None
+
+
+class _Straggler(_Struct):
+    rank: int
+    phase: str
+    ratio: float
+    cost_ratio: float
+    confidence: float
+
+
+class _Finding(_Struct):
+    id: str
+    severity: str
+    sentence: str
+    evidence: list
+
+
+class _Report(_Struct):
+    schema: str
+    job: dict
+    ranks: int
+    layout: dict[str, int]
+    steps: int
+    step_time_ms: _StepTime
+    tokens_per_s: float | None
+    tokens_per_s_per_gpu: float | None
+    model_flops_per_step: float | None
+    mfu: _Mfu | None
+    breakdown: _Breakdown | None
+    collectives: list[_Collective]
+    verdict: str
+    reason: str
+    stragglers: list[_Straggler]
+    findings: list[_Finding]
+    missing: list[str]
+
+
+def save(folder, facts, spans, steps=None, *, peak=None, **changes):
+    """Write a generated run as a run directory."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run = {"schema": "kansoku.run/1", "run": facts.run, "command": list(facts.command),
+           "start_ns": facts.start_ns, "end_ns": facts.end_ns, "exit_code": 0,
+           "nodes": list(facts.nodes), "peak": peak} | changes  # fmt: skip
+    (folder / "run.json").write_text(json.dumps(run))
+    write_tables(folder, steps=steps, spans=spans, ranks=facts.ranks)
+    return folder
+
+
+PEAK = {"flops": 2e12, "source": "measured: matrix product", "precision": "float32"}
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory):
+    facts, spans, _ = generate(Schedule(slow={(2, "forward"): 2.0}, tensor_parallel=2))
+    return report(save(tmp_path_factory.mktemp("run"), facts, spans, peak=PEAK))
+
+
+def checked(answer):
+    return msgspec.json.decode(orjson.dumps(answer.to_json()), type=_Report)
+
+
+def test_json_is_exactly_the_schema(slow):
+    answer = checked(slow)
+    assert answer.schema == "kansoku.report/1"
+    assert answer.verdict == "found"
+    assert [(s.rank, s.phase) for s in answer.stragglers] == [(2, "forward")]
+    assert answer.layout == {"dp": 2, "tp": 2, "pp": 1}
+    shares = answer.breakdown
+    assert sum(getattr(shares, f) for f in shares.__struct_fields__) == pytest.approx(1, abs=1e-12)
+    # 4 ranks of 1024 tokens each, two tensor shards see the same: 2048 a step.
+    seconds = answer.step_time_ms.median / 1e3
+    assert answer.tokens_per_s == pytest.approx(2048 / seconds, rel=0.02)
+    assert answer.tokens_per_s_per_gpu == pytest.approx(answer.tokens_per_s / 4)
+    assert answer.model_flops_per_step == pytest.approx(4 * 6e9)
+    assert answer.mfu.value == pytest.approx(24e9 / seconds / 2e12, rel=0.02)
+    assert answer.mfu.window.from_step == 6
+
+
+def test_findings_are_records_with_evidence(slow):
+    (first, *_) = slow.findings
+    assert isinstance(first, Finding)
+    assert first.id == "straggler.forward"
+    assert str(first.subject) == "rank:2"
+    assert first.sentence.startswith("Rank 2 is slow in forward")
+    assert len(first.evidence) >= 2
+    assert load_run(slow.run.path).findings[0].id == first.id
+
+
+def test_the_view_is_drawn_in_the_terminal(slow):
+    console = Console(width=110, record=True, file=io.StringIO())
+    draw(slow.view(), console)
+    text = console.export_text()
+    for words in ("dp 2 × tp 2", "exposed collectives", "bus bandwidth", "Rank 2 is slow", "MFU"):
+        assert words in text, words
+
+
+def test_a_healthy_run_says_none(tmp_path):
+    facts, spans, _ = generate(Schedule())
+    answer = checked(report(save(tmp_path, facts, spans, peak=PEAK)))
+    assert (answer.verdict, answer.stragglers) == ("none", [])
+    assert not [f for f in answer.findings if f.severity != "info"]
+
+
+def test_an_unknown_device_gets_no_mfu_and_a_reason(tmp_path):
+    facts, spans, _ = generate(Schedule())
+    ranks = [dataclasses.replace(rank, device="Example X9000") for rank in facts.ranks]
+    answer = report(save(tmp_path, dataclasses.replace(facts, ranks=tuple(ranks)), spans))
+    assert answer.to_json()["mfu"] is None
+    assert any("no MFU" in text and "Example X9000" in text for text in answer.missing)
+
+
+def test_known_gpus_use_the_published_dense_peak(tmp_path):
+    facts, _, _ = generate(Schedule(steps=1))
+    ranks = [dataclasses.replace(r, device="NVIDIA H100 80GB HBM3") for r in facts.ranks]
+    peak, source = run_peak(dataclasses.replace(facts, ranks=tuple(ranks)), {})
+    assert peak == pytest.approx(4 * 989.4e12)  # dense bf16, datasheet without sparsity
+    assert "H100" in source
+
+
+def test_the_peak_of_cpus_is_measured_and_labelled():
+    peak = measure_cpu_peak(seconds=0.05)
+    assert peak["flops"] > 1e9
+    assert peak["source"].startswith("measured")
+
+
+def test_step_rows_and_sampled_spans_together(tmp_path):
+    facts, spans, steps = generate(Schedule(steps=100, slow={(1, "backward"): 1.5}), spans_every=10)
+    answer = report(save(tmp_path, facts, spans, steps))
+    assert answer.throughput.steps == 100
+    assert answer.stragglers.steps_used == 90
+    assert [s.rank for s in answer.stragglers.stragglers] == [1]
+
+
+def test_shifted_clocks_are_shown_and_corrected(tmp_path):
+    facts, spans, _ = generate(Schedule(ranks=16, steps=40))
+    offset = dict.fromkeys(range(8, 16), 20000000.0)
+    answer = report(save(tmp_path, facts, with_clocks(spans, offset, {}), peak=PEAK))
+    finding = next(f for f in answer.findings if f.id == "clock.offset")
+    assert "20.0" in finding.sentence
+    clocks = answer.to_json()["job"]["clocks"]
+    assert clocks["offsets"][12]["offset_us"] == pytest.approx(20_000, abs=100)
+    assert checked(answer).verdict == "none"
+
+
+def test_a_lasting_slowdown_is_a_finding(tmp_path):
+    facts, spans, _ = generate(Schedule(steps=100))
+    late = (pl.col("step") >= 60) & pl.col("kind").is_in(["step", "forward"])
+    spans = spans.with_columns(
+        start_ns=pl.col("start_ns") + pl.max_horizontal(pl.col("step") - 60, 0).cast(pl.Int64) * 40 * MS
+        + pl.when((pl.col("step") >= 60) & ~pl.col("kind").is_in(["step", "data_wait", "forward"]))
+        .then(40 * MS).otherwise(0),
+        duration_ns=pl.col("duration_ns") + pl.when(late).then(40 * MS).otherwise(0),
+    )  # fmt: skip
+    answer = report(save(tmp_path, facts, spans, peak=PEAK))
+    (finding,) = [f for f in answer.findings if f.id == "step_time.changed"]
+    assert "From step 60 on the job is slower" in finding.sentence
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "text", "schema"])
+def test_damaged_tables_are_said_not_invented(tmp_path, damage):
+    facts, spans, _ = generate(Schedule(steps=12))
+    folder = save(tmp_path, facts, spans)
+    file = folder / "spans" / "part-0.parquet"
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-100])
+    elif damage == "empty":
+        file.write_bytes(b"")
+    elif damage == "text":
+        file.write_text("no parquet")
+    else:
+        pl.DataFrame({"start_ns": ["x"]}).write_parquet(file)
+    answer = checked(report(folder))
+    assert answer.steps == 0
+    assert answer.verdict == "unknown"
+    assert any("cannot be read" in text for text in answer.missing)
+
+
+def test_no_run_is_a_usage_error(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        report(tmp_path / "nothing")
+    with pytest.raises(InputError):
+        report(tmp_path)
