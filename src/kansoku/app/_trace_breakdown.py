@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import polars as pl
+from typing import TYPE_CHECKING, Any
 
 from kansoku.app._trace_set import Progress, given_ranks, map_traces, rank_verdicts, short_name
 from kansoku.trace.kineto.breakdown import Figures
@@ -15,6 +13,9 @@ from kansoku.trace.kineto.report import RankBreakdown, break_down
 from kansoku.trace.kineto.tables import CallCost
 from kansoku.view import Block, Column, Sentence, Series, Table, Tone, View
 from kansoku.view import Line as ViewLine
+
+if TYPE_CHECKING:
+    import polars as pl
 
 __all__ = ["BreakdownResult", "breakdown"]
 
@@ -56,23 +57,31 @@ class BreakdownResult:
     """Ranks of the job that no file holds; None where the world size is unknown."""
 
     @cached_property
-    def ranks(self) -> pl.DataFrame:
+    def ranks(self) -> "pl.DataFrame":
         """One row per file: the figures, µs."""
+        import polars as pl
+
         return pl.DataFrame(self._rank_rows(), infer_schema_length=None)
 
     @cached_property
-    def steps(self) -> pl.DataFrame:
+    def steps(self) -> "pl.DataFrame":
         """One row per rank and step."""
+        import polars as pl
+
         return pl.DataFrame(self._step_rows(), infer_schema_length=None)
 
     @cached_property
-    def kernels(self) -> pl.DataFrame:
+    def kernels(self) -> "pl.DataFrame":
         """One row per rank and kernel name."""
+        import polars as pl
+
         return pl.DataFrame(self._kernel_rows(), infer_schema_length=None)
 
     @cached_property
-    def collectives(self) -> pl.DataFrame:
+    def collectives(self) -> "pl.DataFrame":
         """One row per collective kernel."""
+        import polars as pl
+
         return pl.DataFrame(self._collective_rows(), infer_schema_length=None)
 
     def _each(self) -> list[tuple[int | None, RankBreakdown]]:
@@ -347,6 +356,8 @@ class BreakdownResult:
         )
 
     def _kernel_tables(self) -> list[Block]:
+        import polars as pl
+
         if not any(part.kernels for part in self.parts):
             return []
         frame = self.kernels
@@ -455,6 +466,8 @@ class BreakdownResult:
         return out
 
     def _collective_table(self) -> Table:
+        import polars as pl
+
         frame = (
             self.collectives.group_by("op", "group", "group_size")
             .agg(

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import polars as pl
+from typing import TYPE_CHECKING, Any
 
 from kansoku.app._trace_set import Progress, map_traces, short_name
 from kansoku.trace.kineto.compare import Change, ComparePolicy, compare_profiles, profile
 from kansoku.view import Block, Column, Sentence, Table, Tone, View
+
+if TYPE_CHECKING:
+    import polars as pl
 
 __all__ = ["CompareResult", "compare"]
 
@@ -34,8 +35,10 @@ class CompareResult:
     remarks: tuple[str, ...]
 
     @cached_property
-    def changes(self) -> pl.DataFrame:
+    def changes(self) -> "pl.DataFrame":
         """One row per phase, kernel, collective and operator."""
+        import polars as pl
+
         return pl.DataFrame(self._rows(), infer_schema_length=None)
 
     @property

@@ -4,25 +4,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import polars as pl
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any
 
 from kansoku.app._trace_set import Progress, given_ranks, rank_verdicts
 from kansoku.app._trace_stragglers import is_own_run
 from kansoku.errors import InputError
 from kansoku.formats.kineto import Source, find_sources, rank_from_name, read_trace
-from kansoku.formats.kineto.chrome import write_kineto
-from kansoku.formats.kineto.spans import SpanFacts, read_spans
-from kansoku.formats.otlp_trace import write_otlp_json, write_otlp_protobuf
-from kansoku.formats.perfetto import write_perfetto
-from kansoku.formats.run_directory import read_run
-from kansoku.model.tables import table_schema
 from kansoku.trace.kineto.breakdown import find_steps, unions
 from kansoku.trace.kineto.rows import device_rows
 from kansoku.view import Column as ViewColumn
 from kansoku.view import Sentence, Table, Tone, View
+
+if TYPE_CHECKING:
+    import polars as pl
+
 
 __all__ = ["TARGETS", "ConvertResult", "convert"]
 
@@ -62,8 +57,10 @@ class ConvertResult:
     remarks: tuple[str, ...]
 
     @property
-    def written(self) -> pl.DataFrame:
+    def written(self) -> "pl.DataFrame":
         """One row per file."""
+        import polars as pl
+
         return pl.DataFrame(
             self.files,
             schema={"file": pl.String, "spans": pl.Int64, "bytes": pl.Int64},
@@ -156,6 +153,10 @@ def _rank_file(item: _Input, number: int) -> str:
 
 
 def _write(to: str, path: Path, inputs: Sequence[_Input]) -> tuple[str, int, int]:
+    from kansoku.formats.kineto.chrome import write_kineto
+    from kansoku.formats.otlp_trace import write_otlp_json, write_otlp_protobuf
+    from kansoku.formats.perfetto import write_perfetto
+
     frames = (frame for item in inputs for frame in item.frames())
     try:
         if to == "parquet":
@@ -177,7 +178,12 @@ def _write(to: str, path: Path, inputs: Sequence[_Input]) -> tuple[str, int, int
     return str(path), spans, path.stat().st_size
 
 
-def _write_parquet(path: Path, frames: Iterator[pl.DataFrame]) -> int:
+def _write_parquet(path: Path, frames: "Iterator[pl.DataFrame]") -> int:
+    import polars as pl
+    import pyarrow.parquet as pq
+
+    from kansoku.model.tables import table_schema
+
     schema = pl.DataFrame(schema=table_schema("spans")).to_arrow().schema
     count = 0
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
@@ -189,6 +195,8 @@ def _write_parquet(path: Path, frames: Iterator[pl.DataFrame]) -> int:
 
 
 def _own_run(path: Path, remarks: list[str]) -> list[_Input]:
+    from kansoku.formats.run_directory import read_run
+
     data = read_run(path)
     remarks += data.missing
     parts = data.spans.partition_by("rank", maintain_order=True)
@@ -218,6 +226,8 @@ def _kineto(
     remarks: list[str],
     progress: Progress | None,
 ) -> list[_Input]:
+    from kansoku.formats.kineto.spans import SpanFacts, read_spans
+
     sources = find_sources([Path(path) for path in paths])
     total = sum(source.size_bytes for source in sources)
     done = 0

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import polars as pl
+from typing import TYPE_CHECKING, Any
 
 from kansoku.app._trace_set import Progress, given_ranks, map_traces, rank_verdicts, short_name
 from kansoku.trace.kineto.critical_path import CRITICAL_KINDS, CriticalPath, RankPaths, RankWalk
 from kansoku.view import Block, Column, Sentence, Span, Table, Timeline, Tone, View
+
+if TYPE_CHECKING:
+    import polars as pl
 
 __all__ = ["CriticalPathResult", "critical_path"]
 
@@ -28,13 +29,17 @@ class CriticalPathResult:
     remarks: tuple[str, ...]
 
     @cached_property
-    def paths(self) -> pl.DataFrame:
+    def paths(self) -> "pl.DataFrame":
         """One row per rank and step: time on the path by kind, µs."""
+        import polars as pl
+
         return pl.DataFrame(self._paths(), infer_schema_length=None)
 
     @cached_property
-    def segments(self) -> pl.DataFrame:
+    def segments(self) -> "pl.DataFrame":
         """One row per segment of every path, in time order."""
+        import polars as pl
+
         return pl.DataFrame(
             [
                 {

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import polars as pl
+from typing import TYPE_CHECKING, Any
 
 from kansoku.app._trace_set import Progress, given_ranks, map_traces, rank_verdicts
 from kansoku.errors import InputError
-from kansoku.formats.run_directory import read_run
 from kansoku.trace.kineto.arrival_rows import rank_arrivals
 from kansoku.trace.kineto.arrivals import Arrival, ArrivalPolicy, ArrivalReport, find_stragglers
 from kansoku.trace.kineto.ranks import missing_ranks
 from kansoku.view import Block, Column, Sentence, Table, Tone, View
+
+if TYPE_CHECKING:
+    import polars as pl
 
 __all__ = ["StragglersResult", "is_own_run", "stragglers"]
 
@@ -29,13 +29,17 @@ class StragglersResult:
     remarks: tuple[str, ...]
 
     @cached_property
-    def stragglers(self) -> pl.DataFrame:
+    def stragglers(self) -> "pl.DataFrame":
         """One row per straggler."""
+        import polars as pl
+
         return pl.DataFrame(self._stragglers(), infer_schema_length=None)
 
     @cached_property
-    def collectives(self) -> pl.DataFrame:
+    def collectives(self) -> "pl.DataFrame":
         """One row per matched collective."""
+        import polars as pl
+
         return pl.DataFrame(self._collectives(), infer_schema_length=None)
 
     def _stragglers(self) -> list[dict[str, Any]]:
@@ -194,6 +198,10 @@ def stragglers(
 
 
 def _own_run(path: Path, policy: ArrivalPolicy | None) -> StragglersResult:
+    import polars as pl
+
+    from kansoku.formats.run_directory import read_run
+
     data = read_run(path)
     spans = data.spans.filter(
         (pl.col("kind") == "collective")

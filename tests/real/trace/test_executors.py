@@ -31,8 +31,8 @@ def test_over_a_dask_scheduler_with_two_worker_processes(tmp_path):
     try:
         from distributed import Client
 
-        with Client(scheduler_file=str(file), timeout=30) as client:
-            client.wait_for_workers(2, timeout=30)
+        with Client(scheduler_file=str(file), timeout=120) as client:
+            client.wait_for_workers(2, timeout=120)
             pids = client.run(lambda: __import__("os").getpid())
             assert set(pids.values()) == {worker.pid for worker in workers}
         address = json.loads(file.read_text())["address"]
@@ -43,6 +43,6 @@ def test_over_a_dask_scheduler_with_two_worker_processes(tmp_path):
         assert there == here
     finally:
         for process in (*workers, scheduler):
-            process.terminate()
+            process.kill()
         for process in (*workers, scheduler):
-            process.wait(20)
+            process.wait()

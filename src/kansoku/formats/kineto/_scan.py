@@ -13,7 +13,7 @@ from kansoku.errors import InputError
 
 __all__ = ["CHUNK_BYTES", "EVENT_START", "Piece", "last_seam", "middle_seam", "split"]
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 2 << 20
 _HEADER_LIMIT_BYTES = 64 << 20
 _PIECE_LIMIT_BYTES = 64 << 20
 _KEYS = rb"ph|name|cat|args|pid|ts|tid|dur|id|bp|s"

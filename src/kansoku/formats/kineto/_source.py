@@ -15,7 +15,7 @@ from kansoku.errors import InputError
 
 __all__ = ["Source", "find_sources", "read_blocks"]
 
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 18
 _MEMBER_BLOCK_BYTES = 1 << 14
 _SUFFIXES = (".json", ".json.gz", ".trace", ".trace.gz")
 _TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
