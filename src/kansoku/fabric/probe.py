@@ -16,6 +16,7 @@ import struct
 from collections import OrderedDict
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import NamedTuple
 
 __all__ = [
     "SIZE",
@@ -30,6 +31,7 @@ __all__ = [
     "State",
     "decode",
     "encode",
+    "encode_probe",
 ]
 
 SIZE = 50
@@ -79,8 +81,7 @@ TRANSITIONS: dict[tuple[State, Kind | str], State] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Packet:
+class Packet(NamedTuple):
     """One decoded packet."""
 
     kind: Kind
@@ -125,6 +126,28 @@ def decode(data: bytes) -> Packet | None:
     return Packet(_KINDS[kind], hop, port, target, source, sequence, delay, tuple_id)
 
 
+_STATES = tuple(State)
+_WAITING, _COMPLETE = _STATES.index(State.SENT), _STATES.index(State.COMPLETE)
+
+
+def _step(state: State, event: Kind | str) -> int | None:
+    after = TRANSITIONS.get((state, event))
+    return None if after is None else _STATES.index(after)
+
+
+# The table by position, since enumeration members are slow dictionary keys and this runs for
+# every packet: _NEXT[state][kind], _LOST[state].
+_NEXT = [[None, *(_step(state, kind) for kind in Kind)] for state in _STATES]
+_LOST = [_step(state, _TIMEOUT) for state in _STATES]
+
+
+def encode_probe(
+    source_port: int, target_qpn: int, source_qpn: int, sequence: int, tuple_id: int
+) -> bytes:
+    """Return a probe; :func:`encode` without its conveniences."""
+    return _FORMAT.pack(_MAGIC, 1, 0, source_port, target_qpn, source_qpn, sequence, 0, tuple_id)
+
+
 @dataclass(slots=True)
 class Result:
     """The outcome of one probe."""
@@ -163,7 +186,7 @@ class _Pending:
         self.tuple_id = tuple_id
         self.t1 = t1
         self.target_qpn = target_qpn
-        self.state = State.SENT
+        self.state: int | None = _WAITING
         self.source = source
         self.t2: int | None = None
         self.t5: int | None = None
@@ -211,7 +234,7 @@ class Prober:
         pending = self._pending.get(packet.sequence)
         if pending is None:
             return self._receive_late(packet)
-        state = TRANSITIONS.get((pending.state, packet.kind))
+        state = _NEXT[pending.state or 0][packet.kind]
         if state is None:
             self.duplicates += 1
             return None
@@ -225,7 +248,7 @@ class Prober:
             pending.t5, pending.t6 = t5_ns, t6_ns
         else:
             pending.delay = packet.delay_ns
-        if state is State.COMPLETE:
+        if state == _COMPLETE:
             del self._pending[packet.sequence]
             return self._result(pending, lost=False)
         return None
@@ -242,7 +265,7 @@ class Prober:
 
     def _lose(self, sequence: int, pending: _Pending) -> None:
         del self._pending[sequence]
-        pending.state = TRANSITIONS[pending.state, _TIMEOUT]
+        pending.state = _LOST[pending.state or 0]
 
     def expire(self, now_ns: int) -> list[Result]:
         """Return the probes whose time is over; call it after draining the socket."""

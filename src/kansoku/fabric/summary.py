@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kansoku.fabric.ecmp import FIRST_PORT
-from kansoku.fabric.probe import Late, Result
+from kansoku.fabric.probe import Late, Result, StampSource
 
 __all__ = [
     "Histogram",
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 _SUB = 16  # buckets per octave: 4.4 % resolution
-_KEEP = 512  # samples of a tuple and window from which its percentiles come
+_KEEP = 4096  # samples kept of a tuple and window: a service tuple has 2,000 in 20 s
 
 
 def _bucket(value_ns: int) -> int:
@@ -155,6 +155,8 @@ class _Cell:
     qpn: int = 0
     stamps: int = -1
     slow: int = 0
+    scope: str = "cluster"
+    source: StampSource | None = None
     rtt: list[int] = field(default_factory=list)
     responder: list[int] = field(default_factory=list)
     prober: list[int] = field(default_factory=list)
@@ -175,42 +177,45 @@ class WindowSummary:
         self._slow_host_ns = slow_host_ns
         self._slow_rtt_ns = slow_rtt_ns
         self._cells: dict[int, _Cell] = {}
-        self.rtt: dict[str, Histogram] = {}
-        self.responder: dict[str, Histogram] = {}
-        self.prober: dict[str, Histogram] = {}
 
     def __len__(self) -> int:
         return len(self._cells)
 
-    def _cell(self, tuple_id: int) -> _Cell:
-        cell = self._cells.get(tuple_id)
-        if cell is None:
-            cell = self._cells[tuple_id] = _Cell()
-        return cell
-
     def add(self, result: Result, scope: str) -> None:
-        """Count one probe."""
-        cell = self._cell(result.tuple_id)
+        """Count one probe. This runs for every probe: sums are made when the window is over."""
+        cell = self._cells.get(result.tuple_id)
+        if cell is None:
+            cell = self._cells[result.tuple_id] = _Cell()
+            cell.scope = scope
         cell.probes += 1
         cell.qpn = result.target_qpn
         if result.lost:
             cell.lost += 1
             return
-        cell.stamps = max(cell.stamps, _STAMPS[result.stamp_source])
-        if result.rtt_ns is not None and result.rtt_ns > self._slow_rtt_ns:
+        source = result.stamp_source
+        if source is not cell.source:
+            cell.source = source
+            cell.stamps = max(cell.stamps, _STAMPS[source])
+        rtt = result.rtt_ns
+        if rtt is None or len(cell.rtt) >= _KEEP:
+            return
+        if rtt > self._slow_rtt_ns:
             cell.slow += 1
-        for name, value, samples in (
-            ("rtt", result.rtt_ns, cell.rtt),
-            ("responder", result.responder_delay_ns, cell.responder),
-            ("prober", result.prober_delay_ns, cell.prober),
-        ):
-            if value is None:
-                continue
-            histogram = getattr(self, name).setdefault(scope, {})
-            bucket = _bucket(value)
-            histogram[bucket] = histogram.get(bucket, 0) + 1
-            if len(samples) < _KEEP:
-                samples.append(value)
+        cell.rtt.append(rtt)
+        if result.responder_delay_ns is not None:
+            cell.responder.append(result.responder_delay_ns)
+        if result.prober_delay_ns is not None:
+            cell.prober.append(result.prober_delay_ns)
+
+    def histograms(self, name: str) -> dict[str, Histogram]:
+        """Return ``rtt``, ``responder`` or ``prober`` samples of the window by scope."""
+        total: dict[str, Histogram] = {}
+        for cell in self._cells.values():
+            histogram = total.setdefault(cell.scope, {})
+            for value in getattr(cell, name):
+                bucket = _bucket(value)
+                histogram[bucket] = histogram.get(bucket, 0) + 1
+        return total
 
     def add_late(self, late: Late) -> None:
         """Note that a lost probe was answered after all; it is the host if the host took long."""

@@ -70,4 +70,4 @@ def test_tuples_that_left_the_pinglist_are_left_out():
     summary = WindowSummary(slow_rtt_ns=1000, slow_host_ns=600)
     summary.add(result(1), "service")
     assert summary.rows({}) == []
-    assert sum(summary.rtt["service"].values()) == 1
+    assert sum(summary.histograms("rtt")["service"].values()) == 1

@@ -26,8 +26,8 @@ class Received:
     """A packet came in."""
 
     data: bytes
-    peer: Peer
-    """Where an answer goes."""
+    address: str
+    """Where an answer goes, to the queue pair that the packet names as its source."""
     nic_ns: int | None
     """Receive stamp of NIC or kernel; None where only the application's clock is known."""
     now_ns: int

@@ -153,13 +153,20 @@ class UdpTransport:
                     raise
         if not wanted or token is None:
             return None
-        sender.tokens[sender.next_id & 0xFFFFFFFF] = token
-        sender.next_id += 1
+        number = sender.next_id
+        sender.next_id = (number + 1) & 0xFFFFFFFF
         # The kernel's stamp is usually there already: one call less than waiting for epoll.
-        for event in self._errors(sender, 1):
-            if isinstance(event, Stamped) and event.token == token:
-                return event
-            self._early.append(event)
+        try:
+            quoted, ancillary, _, _ = sender.socket.recvmsg(SIZE, 256, socket.MSG_ERRQUEUE)
+        except BlockingIOError:
+            sender.tokens[number] = token
+            return None
+        if len(ancillary) == 2 and ancillary[0][1] == _SO_TIMESTAMPING:
+            extended = _EXTENDED.unpack_from(ancillary[1][2])
+            if extended[1] == _ORIGIN_STAMP and extended[6] == number:
+                return Stamped(token, *_stamp_of(ancillary[0][2]))
+        sender.tokens[number] = token
+        self._early += self._events(sender, quoted, ancillary)
         return None
 
     def _hop_limit(self, hops: int) -> tuple[int, int, bytes]:
@@ -175,20 +182,27 @@ class UdpTransport:
                 data, ancillary, _, _ = sender.socket.recvmsg(SIZE, 256, socket.MSG_ERRQUEUE)
             except OSError:
                 break
-            stamp: tuple[int, StampSource] | None = None
-            for level, kind, value in ancillary:
-                if kind == _SO_TIMESTAMPING and level == socket.SOL_SOCKET:
-                    stamp = _stamp_of(value)
-                elif kind in (_IP_RECVERR, _IPV6_RECVERR) and len(value) >= _EXTENDED.size:
-                    _, origin, icmp_type, _, _, _, number = _EXTENDED.unpack_from(value)
-                    if origin == _ORIGIN_STAMP and stamp is not None:
-                        token = sender.tokens.pop(number, None)
-                        if token is not None:
-                            found.append(Stamped(token, *stamp))
-                    elif origin in (_ORIGIN_ICMP, _ORIGIN_ICMP6):
-                        answer = self._hop(data, value, icmp_type, origin)
-                        if answer is not None:
-                            found.append(answer)
+            found += self._events(sender, data, ancillary)
+        return found
+
+    def _events(
+        self, sender: _Sender, data: bytes, ancillary: list[tuple[int, int, bytes]]
+    ) -> list[Stamped | HopAnswer]:
+        found: list[Stamped | HopAnswer] = []
+        stamp: tuple[int, StampSource] | None = None
+        for level, kind, value in ancillary:
+            if kind == _SO_TIMESTAMPING and level == socket.SOL_SOCKET:
+                stamp = _stamp_of(value)
+            elif kind in (_IP_RECVERR, _IPV6_RECVERR) and len(value) >= _EXTENDED.size:
+                _, origin, icmp_type, _, _, _, number = _EXTENDED.unpack_from(value)
+                if origin == _ORIGIN_STAMP and stamp is not None:
+                    token = sender.tokens.pop(number, None)
+                    if token is not None:
+                        found.append(Stamped(token, *stamp))
+                elif origin in (_ORIGIN_ICMP, _ORIGIN_ICMP6):
+                    answer = self._hop(data, value, icmp_type, origin)
+                    if answer is not None:
+                        found.append(answer)
         return found
 
     def _hop(self, data: bytes, value: bytes, icmp_type: int, origin: int) -> HopAnswer | None:
@@ -237,7 +251,7 @@ class UdpTransport:
             for level, kind, value in ancillary:
                 if kind == _SO_TIMESTAMPING and level == socket.SOL_SOCKET:
                     nic, source = _stamp_of(value)
-            found.append(Received(data, Peer(where[0], 0), nic, now, source))
+            found.append(Received(data, where[0], nic, now, source))
 
     def close(self) -> None:
         """Close every socket."""

@@ -18,6 +18,7 @@ from kansoku.fabric.probe import (
     Result,
     decode,
     encode,
+    encode_probe,
 )
 from kansoku.fabric.settings import Settings
 from kansoku.fabric.summary import Report, RowColumns, TraceRow, WindowSummary
@@ -168,14 +169,7 @@ class Worker:
         prober, transport, peer = self.prober, self.transport, target.peer
         t1 = time.time_ns()
         sequence = prober.start(number, t1, peer.qpn)
-        data = encode(
-            Kind.PROBE,
-            source_port=target.port,
-            target_qpn=peer.qpn,
-            source_qpn=transport.qpn,
-            sequence=sequence,
-            tuple_id=number & 0xFFFFFFFF,
-        )
+        data = encode_probe(target.port, peer.qpn, transport.qpn, sequence, number & 0xFFFFFFFF)
         try:
             stamp = transport.send(data, peer, target.port, token=sequence)
         except OSError:
@@ -269,7 +263,7 @@ class Worker:
         if answer is None:
             return
         data, token = answer
-        peer = Peer(event.peer.address, packet.source_qpn)
+        peer = Peer(event.address, packet.source_qpn)
         try:
             stamp = self.transport.send(data, peer, packet.source_port, token=token | _RESPONSE)
         except OSError:
@@ -305,9 +299,7 @@ class Worker:
             source_qpn=self.transport.qpn, sequence=packet.sequence, hop=packet.hop,
         )  # fmt: skip
         try:
-            self.transport.send(
-                data, Peer(event.peer.address, packet.source_qpn), packet.source_port
-            )
+            self.transport.send(data, Peer(event.address, packet.source_qpn), packet.source_port)
         except OSError:
             self.send_errors += 1
 
@@ -385,12 +377,18 @@ class Worker:
             summary = self._windows.pop(start)
             reports.append(
                 Report(
-                    rnic=self.name, incarnation=incarnation, window_start_ns=start,
-                    window_ns=self._window_ns, rows=RowColumns.pack(summary.rows(tuples)),
-                    traces=self._trace_rows, rtt=summary.rtt, responder=summary.responder,
-                    prober=summary.prober, agent=agent,
+                    rnic=self.name,
+                    incarnation=incarnation,
+                    window_start_ns=start,
+                    window_ns=self._window_ns,
+                    rows=RowColumns.pack(summary.rows(tuples)),
+                    traces=self._trace_rows,
+                    rtt=summary.histograms("rtt"),
+                    responder=summary.histograms("responder"),
+                    prober=summary.histograms("prober"),
+                    agent=agent,
                 )
-            )  # fmt: skip
+            )
             self._trace_rows = []
         old = now_ns - 2 * self._window_ns
         self._lossy = {key: t for key, t in self._lossy.items() if t > old}
