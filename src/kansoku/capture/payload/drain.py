@@ -52,6 +52,7 @@ class _Copy:
         self.next = [1] * len(self.lanes)
         self.open: list[dict[int, bytes]] = [{} for _ in self.lanes]
         self.stalled = [0] * len(self.lanes)
+        self.again: list[bytes] = []
         self.lost = 0
         self.failed = 0
         node = os.path.basename(path)[: -len(".ring")]
@@ -77,15 +78,30 @@ class _Copy:
             self.lost = header.lost
             for number, lane in enumerate(header.lanes):
                 self.next[number] = lane.drained + 1
-            # What was open then is found again by its id: look at every slot once more.
-            for number, lane in enumerate(self.lanes):
-                self.next[number] = max(1, self.next[number] - lane.capacity)
+                self._take_again(number, lane.drained)
         except (ring.RingError, OSError):
             self.size = self.records_offset
 
+    def _take_again(self, number: int, drained: int) -> None:
+        """Take what the ring still has of the time before the restart.
+
+        A span that was open then may have closed since; the reader drops what is twice.
+        """
+        lane = self.lanes[number]
+        for slot in range(lane.capacity):
+            at = lane.offset + slot * ring.RECORD_BYTES
+            record = bytes(self.buffer[at : at + ring.RECORD_BYTES])
+            n = int.from_bytes(record[:8], "little") & _COUNT
+            if not 0 < n <= drained or record[:8] != record[-8:]:
+                continue
+            if int.from_bytes(record[24:32], "little", signed=True) < 0:
+                self.open[number][n] = record
+            else:
+                self.again.append(record)
+
     def poll(self) -> int:
         """Copy what is new; return how many records."""
-        kept: list[bytes] = []
+        kept: list[bytes] = list(self.again)
         before = (list(self.next), [dict(spans) for spans in self.open], self.lost)
         for number in range(len(self.lanes)):
             self._follow(number, kept)
@@ -97,6 +113,7 @@ class _Copy:
                     raise OSError("short write")
                 self.size += len(data)
             self._write_head()
+            self.again.clear()
             self.failed = 0
         except OSError:  # a full disk: forget this round and try again; the ring still has it
             self.next, self.open, self.lost = before
@@ -184,10 +201,8 @@ class _Copy:
         head[_KIND_OFFSET : _KIND_OFFSET + 4] = (ring.LOG).to_bytes(4, "little")
         head[_LOST_OFFSET : _LOST_OFFSET + 8] = self.lost.to_bytes(8, "little")
         for number in range(len(self.lanes)):
-            # Open spans are looked at again after a restart: say we came only so far.
-            came = min([self.next[number] - 1, *(n - 1 for n in self.open[number])])
             at = _LANES_OFFSET + number * 32 + 24
-            head[at : at + 8] = came.to_bytes(8, "little")
+            head[at : at + 8] = (self.next[number] - 1).to_bytes(8, "little")
         new = bytes(head)
         if new == self._head:
             return

@@ -65,6 +65,7 @@ def install() -> None:
 
     RECORDER.facts["torch"] = str(torch.__version__)
     for part in (
+        _find_fake_mode,
         _wrap_modules,
         _wrap_engine,
         _wrap_optimizers,
@@ -155,8 +156,8 @@ _code_objects: list[Any] = []
 
 def _forward_begins(module: Any, args: Any, kwargs: Any, grad: bool) -> int:  # noqa: FBT001
     recorder, state = RECORDER, _state
-    if args and getattr(getattr(args[0], "device", None), "type", "") == "meta":
-        return 0  # shapes only: nothing is computed
+    if _traces(args):
+        return 0
     name = type(module).__name__
     if not grad or not (module.training or state.eval_trains):
         if recorder.inside(_BACKWARD):
@@ -173,6 +174,24 @@ def _forward_begins(module: Any, args: Any, kwargs: Any, grad: bool) -> int:  # 
         state.counting = census.begin(module, args, kwargs)
         device.begins(span)
     return span
+
+
+def _traces(args: Any) -> bool:
+    """Say whether this call only finds out shapes: on fake or meta tensors, or for a compiler."""
+    if args and getattr(getattr(args[0], "device", None), "type", "") == "meta":
+        return True
+    return _fake_mode is not None and _fake_mode() is not None
+
+
+_fake_mode: Callable[[], Any] | None = None
+
+
+def _find_fake_mode(torch: ModuleType) -> None:
+    """Find torch's cheap question whether a fake tensor mode is active."""
+    global _fake_mode  # noqa: PLW0603 - once a process
+    key = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001 - no public question is as cheap
+    _fake_mode = functools.partial(torch._C._get_dispatch_mode, key)  # noqa: SLF001 - the same
+    _fake_mode()
 
 
 def _is_part(module: Any) -> bool:
@@ -205,6 +224,8 @@ class _Engine:
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the engine inside a backward phase."""
         span = 0
+        if _traces(()):
+            return self._engine.run_backward(*args, **kwargs)
         try:
             state = _state
             if state.last_eval:  # a model in eval mode that is trained nevertheless

@@ -161,6 +161,10 @@ class Recorder:
         self.facts["python"] = platform.python_version()
         self.write_facts()
         atexit.register(self.finish)
+        if "multiprocessing" in sys.modules:  # its children leave without atexit
+            from multiprocessing.util import Finalize
+
+            Finalize(None, self.finish, exitpriority=-100)
         out = os.environ.get("KANSOKU_OUT")
         if out and local <= 0 and node != os.environ.get("KANSOKU_LAUNCH_NODE"):
             self._start_drain(folder, out)
@@ -214,7 +218,7 @@ class Recorder:
     def finish(self) -> None:
         """Close what is open: the process ends in order."""
         writer = self.writer
-        if writer is None or self._child:
+        if writer is None:
             return
         try:
             now = _clock()
