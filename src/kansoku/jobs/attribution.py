@@ -98,9 +98,19 @@ def attribute(
     """
     policy = policy or AttributionPolicy()
     by_node = _by_node(node_events, events, policy)
+    # Without facts near it, an end is judged by few columns alone: millions of rows share answers.
+    known: dict[tuple[object, ...], _Answer] = {}
     answers = []
-    for row in jobs.iter_rows(named=True):
-        cause, domain, node, evidence = _one(row, by_node, policy)
+    for values in jobs.select(_USED).iter_rows():
+        row = dict(zip(_USED, values, strict=True))
+        alone = not by_node or not _nearby(row, by_node, policy)
+        key = values[_FIRST_JUDGED:]
+        answer = known.get(key) if alone else None
+        if answer is None:
+            answer = _one(row, by_node, policy)
+            if alone:
+                known[key] = answer
+        cause, domain, node, evidence = answer
         answers.append(
             Attribution(
                 raw_id=row["raw_id"],
@@ -114,6 +124,11 @@ def attribute(
     return answers
 
 
+_USED = (
+    "raw_id", "submit_ns", "start_ns", "end_ns", "node_list", "outcome", "exit_code",
+    "exit_signal", "user", "uid", "cancelled_by", "failed_node",
+)  # fmt: skip
+_FIRST_JUDGED = _USED.index("outcome")
 _Fact = tuple[int, str, Domain, str]
 """Time, cause, domain, sentence."""
 

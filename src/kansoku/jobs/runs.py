@@ -159,11 +159,12 @@ def with_logical_runs(jobs: pl.DataFrame) -> pl.DataFrame:
             linked=linked,
             requeue_of_ns=pl.when(linked).then(pl.col("submit_ns").shift(1)),
         )
-        .with_columns(chain=(~pl.col("linked")).cast(pl.Int64).cum_sum())
         .with_columns(
-            incarnation=pl.int_range(pl.len()).over("chain"),
-            logical=pl.col("submit_ns").first().over("chain"),
-            last=pl.int_range(pl.len()).over("chain") == pl.len().over("chain") - 1,
+            # Chains lie together: the first of each is carried on to the rest.
+            incarnation=pl.int_range(pl.len())
+            - pl.when(~pl.col("linked")).then(pl.int_range(pl.len())).forward_fill(),
+            logical=pl.when(~pl.col("linked")).then(pl.col("submit_ns")).forward_fill(),
+            last=~pl.col("linked").shift(-1, fill_value=False),
         )
-        .drop("linked", "chain")
+        .drop("linked")
     )

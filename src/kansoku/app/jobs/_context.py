@@ -10,7 +10,6 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import polars as pl
 
-from kansoku.app.store import default_store
 from kansoku.catalog import load_cluster
 from kansoku.errors import ConfigurationError, InputError
 from kansoku.jobs.edge.history import ParquetHistory
@@ -27,6 +26,7 @@ __all__ = [
     "resolve_window",
     "seconds",
     "stamp",
+    "store_folder",
 ]
 
 Clock = Callable[[], int]
@@ -59,7 +59,16 @@ def open_history(store: str | Path | None = None) -> ParquetHistory:
             "job history is kept in a folder, not behind a server", where=str(store),
             remedy="give --store DIR",
         )  # fmt: skip
-    return ParquetHistory(Path(store or default_store()) / "job-history")
+    return ParquetHistory(store_folder(store) / "job-history")
+
+
+def store_folder(store: str | Path | None) -> Path:
+    """Return the folder of a store; its engine is loaded by those who read it, not here."""
+    if store is not None:
+        return Path(store)
+    from kansoku.app.store import default_store
+
+    return default_store()
 
 
 def check_zone(name: str | None) -> str:

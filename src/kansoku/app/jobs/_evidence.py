@@ -3,15 +3,17 @@
 import json
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from kansoku.app.jobs._context import Window
-from kansoku.app.store import default_store, open_store
+from kansoku.app.jobs._context import Window, store_folder
 from kansoku.errors import KansokuError
 from kansoku.jobs.edge.promql import node_of
-from kansoku.store import Store
+
+if TYPE_CHECKING:
+    from kansoku.store import Store
 
 __all__ = [
     "HARDWARE_EVENT_SCHEMA",
@@ -80,6 +82,8 @@ def hardware_events(frame: pl.DataFrame) -> pl.DataFrame:
 def gather(store: str | Path | None, window: Window, *, covariates: bool = False) -> Evidence:
     """Read the store where there is one; what cannot be read is a note, never a failure."""
     found = Evidence()
+    from kansoku.app.store import open_store
+
     if not store_exists(store):
         found.notes.append("No telemetry store here: failures are judged by Slurm alone.")
         return found
@@ -103,7 +107,7 @@ def gather(store: str | Path | None, window: Window, *, covariates: bool = False
     return found
 
 
-def _node_means(store: Store, metric: str, window: Window) -> dict[str, float]:
+def _node_means(store: "Store", metric: str, window: Window) -> dict[str, float]:
     step = max((window.until_ns - window.since_ns) // 500, 60_000_000_000)
     frame = store.metric_range(
         metric,
@@ -132,6 +136,8 @@ def store_means(
     store: str | Path | None, window: Window, nodes: set[str]
 ) -> tuple[dict[str, dict[str, float]], list[str]]:
     """Return each node's mean GPU power, utilisation and memory in the window, and notes."""
+    from kansoku.app.store import open_store
+
     if not nodes or not store_exists(store):
         return {}, []
     usage: dict[str, dict[str, float]] = {}
@@ -155,5 +161,5 @@ def store_exists(store: str | Path | None) -> bool:
     """Return whether a store is there to read; opening one would create it."""
     if store is not None and re.match(r"https?://", str(store)):
         return True
-    folder = Path(store or default_store())
+    folder = store_folder(store)
     return any(folder.glob("*.duckdb")) or any(folder.glob("*.db"))

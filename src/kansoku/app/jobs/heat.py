@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -17,7 +18,6 @@ from kansoku.app.jobs._context import (
     stamp,
 )
 from kansoku.app.jobs._evidence import store_exists
-from kansoku.app.store import open_store
 from kansoku.catalog import load_cluster
 from kansoku.errors import ConfigurationError, InputError
 from kansoku.jobs.edge.promql import device_of, node_of, query_range
@@ -29,8 +29,10 @@ from kansoku.jobs.heatmap import (
     matrix_from_samples,
     to_png,
 )
-from kansoku.store import Store
 from kansoku.view import Facts, Heatmap, HeatmapBox, Sentence, Tone, View
+
+if TYPE_CHECKING:
+    from kansoku.store import Store
 
 __all__ = [
     "HEATMAP_SCHEMA",
@@ -78,6 +80,8 @@ def heatmap(  # noqa: PLR0913 - the flags of the command, by keyword
     elif not store_exists(store):
         series = []
     else:
+        from kansoku.app.store import open_store
+
         opened = open_store(store)
         try:
             series = list(store_samples(opened, kind.metrics[0], window, step, nic=kind.per_nic))
@@ -123,7 +127,7 @@ def _nodes(cluster: str | None) -> Sequence[str]:
 
 
 def store_samples(
-    store: Store, metric: str, window: Window, step_ns: int, *, nic: bool = False
+    store: "Store", metric: str, window: Window, step_ns: int, *, nic: bool = False
 ) -> Iterator[Sample]:
     """Yield series of a metric of GPUs (or NICs) from the store."""
     frame = store.metric_range(

@@ -224,17 +224,11 @@ def _import_live(history: ParquetHistory, slurm: LiveSlurm, tally: _Tally, now: 
     start = since_s
     while since_s < until_s:
         end_s = min(since_s + _SLICE_S, until_s)
-        # With an end, sacct leaves out jobs that were never eligible (held, then cancelled):
-        # the last slice is asked without one.
-        text = slurm.sacct_text(since_s, None if end_s == until_s else end_s, columns)
+        text = slurm.sacct_text(since_s, end_s, columns)
         for parsed in read_sacct_text(text, file="sacct", zone="UTC", delimiter="\x1f"):
             tally.add(history, parsed)
         history.remember("live_until_s", str(end_s))
         since_s = end_s
-    if until_s - start > _SLICE_S:
-        text = slurm.sacct_text(start, None, columns, state="CANCELLED")
-        for parsed in read_sacct_text(text, file="sacct", zone="UTC", delimiter="\x1f"):
-            tally.add(history, parsed)
     try:
         events = read_node_events(slurm.node_events(start), zone="UTC", file="sacctmgr")
     except (PlatformError, InputError) as error:

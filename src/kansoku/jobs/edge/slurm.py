@@ -15,6 +15,7 @@ Runner = Callable[[Sequence[str], Mapping[str, str]], bytes]
 """Runs a command with extra environment and returns its stdout."""
 
 _TIMEOUT_S = 300
+_EVERY_STATE = "PD,R,S,CD,CA,F,TO,NF,PR,BF,DL,OOM,RQ,RS,RV"
 
 
 def run_command(command: Sequence[str], environment: Mapping[str, str]) -> bytes:
@@ -68,39 +69,21 @@ class LiveSlurm:
         known = {w.lower() for w in self._run(["sacct", "--helpformat"], {}).decode().split()}
         return [name for name in wanted if name.lower() in known]
 
-    def sacct(self, since_s: int, until_s: int) -> bytes:
-        """Return ``sacct --json`` of every job that existed in the window, all incarnations."""
-        # Epoch seconds would do, but sacct takes only local times: TZ makes them UTC.
-        window = ["-S", _stamp(since_s), "-E", _stamp(until_s)]
-        command = ["sacct", *self._cluster, "-a", "-D", *window, "--json"]
-        return self._run(command, {"TZ": "UTC"})
+    def sacct_text(self, since_s: int, until_s: int, columns: Sequence[str]) -> bytes:
+        """Return ``sacct -P`` of the window with a delimiter that names hardly hold.
 
-    def sacct_text(
-        self,
-        since_s: int,
-        until_s: int | None,
-        columns: Sequence[str],
-        *,
-        state: str | None = None,
-    ) -> bytes:
-        """Return ``sacct -P`` of the window with a delimiter that names hardly hold."""
-        window = ["-S", _stamp(since_s)]
-        if until_s is not None:
-            window += ["-E", _stamp(until_s)]
-        if state is not None:
-            window += ["-s", state]
+        Every state is named: without them sacct goes by eligibility and leaves out jobs that
+        were held and cancelled before they ever were eligible.
+        """
+        window = ["-S", _stamp(since_s), "-E", _stamp(until_s), "-s", _EVERY_STATE]
         command = [
             "sacct", *self._cluster, "-a", "-D", *window, "-P", "--delimiter=\x1f",
             f"--format={','.join(columns)}",
         ]  # fmt: skip
         return self._run(command, {"TZ": "UTC"})
 
-    def job(self, job: str) -> bytes:
-        """Return ``sacct --json`` of one job, all its incarnations."""
-        return self._run(["sacct", *self._cluster, "-a", "-D", "-j", job, "--json"], {"TZ": "UTC"})
-
     def job_text(self, job: str, columns: Sequence[str]) -> bytes:
-        """Return the same as text: what the JSON of old versions lacks."""
+        """Return ``sacct -P`` of one job, all its incarnations, delimited as sacct_text."""
         command = [
             "sacct", *self._cluster, "-a", "-D", "-j", job, "-P", "--delimiter=\x1f",
             f"--format={','.join(columns)}",
