@@ -4,16 +4,14 @@ Runs until told to stop and sends what it sees to ``--to``. With ``--once`` it c
 prints it and sends nothing: the quickest way to see what this machine offers.
 """
 
-import os
-import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kansoku.app.agent import DEFAULT_ENDPOINT, AgentSettings, agent_once, run_agent
+from kansoku.app._agent_process import replace_process
+from kansoku.app.agent import DEFAULT_ENDPOINT, AgentSettings, agent_once
 from kansoku.cli._flags import JsonFlag
 from kansoku.cli._output import emit
 
@@ -78,9 +76,5 @@ def command(
         answer, view = agent_once(settings)
         emit(answer, view, as_json=json)
         return
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     print(f"kansoku agent: every {interval:g} s to {to} ({protocol})", file=sys.stderr)
-    token = os.environ.get("KANSOKU_TOKEN")
-    run_agent(settings, to=to, protocol=protocol, token=token, spool=spool, stop=stop)
+    replace_process(settings, to=to, protocol=protocol, spool=spool)

@@ -134,8 +134,8 @@ class Nvml(Collector):
 
     def _learn(self, nvml: NvmlLibrary, gpu: int, handle: Any) -> None:
         def text(function: str) -> str | None:
-            value = nvml.ask(gpu, function, handle)
-            return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+            value: str | None = nvml.ask(gpu, function, handle)
+            return value
 
         uuid = text("nvmlDeviceGetUUID") or f"gpu{gpu}"
         pairs = (("hw.id", uuid), ("hw.name", f"gpu{gpu}"), ("hw.type", "gpu"))
@@ -149,8 +149,8 @@ class Nvml(Collector):
             ("hw.model", text("nvmlDeviceGetName")),
             ("hw.serial_number", text("nvmlDeviceGetSerial")),
             ("hw.firmware_version", text("nvmlDeviceGetVbiosVersion")),
-            ("hw.driver_version", driver.decode() if isinstance(driver, bytes) else driver),
-            ("kansoku.pci.address", bus.decode() if isinstance(bus, bytes) else bus),
+            ("hw.driver_version", driver),
+            ("kansoku.pci.address", bus.decode("ascii", "replace") if bus else None),
         )
         self._links[gpu] = [
             link
@@ -356,8 +356,8 @@ def _processes(
         return
     yield Sample("kansoku.gpu.process.count", who, float(len(found)))
     for process in found:
-        # None under MIG and in containers without the right: the process counts, its bytes do not
-        if process.usedGpuMemory is None:
+        # Under MIG and in containers without the right: the process counts, its bytes do not
+        if not process.known:
             continue
         series = labels(
             *who,

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from kansoku.errors import DependencyError, PlatformError
+from kansoku.errors import PlatformError
+from kansoku.node.edge._nvml_api import NvmlApi, NvmlError
 
 __all__ = ["FieldKey", "GpuLostError", "NvmlLibrary"]
 
@@ -18,39 +19,31 @@ class GpuLostError(Exception):
     """The driver no longer reaches this GPU (Xid 79 and the like)."""
 
 
+# NVML_ERROR_NOT_SUPPORTED, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, NO_PERMISSION,
+# ARGUMENT_VERSION_MISMATCH: this GPU, driver or library does not have it, for good.
+_FOR_GOOD = frozenset({3, 13, 2, 4, 25})
+_LOST = frozenset({15, 16})  # GPU_IS_LOST, RESET_REQUIRED
+
+
 class NvmlLibrary:
     """The library ``libnvidia-ml.so.1``, loaded once, with its handles."""
 
     def __init__(self) -> None:
         try:
-            import pynvml
-        except ImportError:
-            raise DependencyError.missing("the NVML collector", "nvidia-ml-py", "agent") from None
-        self.api: Any = pynvml
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
+            self.api = NvmlApi()
+        except NvmlError as error:
             raise PlatformError(f"NVML: {error}") from None
         self._unsupported: set[tuple[object, ...]] = set()
         self._gpm_before: dict[int, Any] = {}
         self._gpm_now: dict[int, Any] = {}
-        self.calls = 0
-        # These mean "this GPU, driver or library does not have it", for good.
-        self._for_good = {
-            pynvml.NVML_ERROR_NOT_SUPPORTED,
-            pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-            pynvml.NVML_ERROR_INVALID_ARGUMENT,
-            pynvml.NVML_ERROR_NO_PERMISSION,
-            pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-        }
 
     def handles(self) -> list[Any]:
         """Return a handle for each GPU, None for one that cannot be opened any more."""
         found: list[Any] = []
-        for index in range(self.api.nvmlDeviceGetCount()):
+        for index in range(self.api.count()):
             try:
-                found.append(self.api.nvmlDeviceGetHandleByIndex(index))
-            except self.api.NVMLError:
+                found.append(self.api.handle(index))
+            except NvmlError:
                 found.append(None)
         return found
 
@@ -62,17 +55,13 @@ class NvmlLibrary:
         key = (gpu, function, *arguments[1:])
         if key in self._unsupported:
             return None
-        self.calls += 1
         try:
-            return getattr(self.api, function)(*arguments)
-        except self.api.NVMLError as error:
-            if error.value in (self.api.NVML_ERROR_GPU_IS_LOST, self.api.NVML_ERROR_RESET_REQUIRED):
+            return self.api.ask(function, *arguments)
+        except NvmlError as error:
+            if error.value in _LOST:
                 raise GpuLostError from error
-            if error.value in self._for_good:
+            if error.value in _FOR_GOOD:
                 self._unsupported.add(key)
-            return None
-        except AttributeError:  # an older nvidia-ml-py
-            self._unsupported.add(key)
             return None
 
     def fields(self, gpu: int, handle: Any, wanted: list[FieldKey]) -> dict[FieldKey, float]:
@@ -83,9 +72,9 @@ class NvmlLibrary:
         values = self.ask(gpu, "nvmlDeviceGetFieldValues", handle, tuple(asked))
         found: dict[FieldKey, float] = {}
         for key, value in zip(asked, values or (), strict=False):
-            if value.nvmlReturn == self.api.NVML_SUCCESS and value.valueType < len(_MEMBERS):
+            if value.nvmlReturn == 0 and value.valueType < len(_MEMBERS):
                 found[key] = float(getattr(value.value, _MEMBERS[value.valueType]))
-            elif value.nvmlReturn in self._for_good:
+            elif value.nvmlReturn in _FOR_GOOD:
                 self._unsupported.add((gpu, "field", key))
         return found
 
@@ -98,36 +87,29 @@ class NvmlLibrary:
             return {}
         api = self.api
         try:
-            now = self._gpm_now.get(gpu) or api.nvmlGpmSampleAlloc()
+            now = self._gpm_now.get(gpu) or api.gpm_sample()
             self._gpm_now[gpu] = now
-            api.nvmlGpmSampleGet(handle, now)
+            api.gpm_read(handle, now)
             before = self._gpm_before.get(gpu)
             self._gpm_before[gpu], self._gpm_now[gpu] = now, before
             if before is None:
                 return {}
-            get = api.c_nvmlGpmMetricsGet_t()
-            get.version = api.NVML_GPM_METRICS_GET_VERSION
-            get.numMetrics = len(metrics)
-            get.sample1, get.sample2 = before, now
-            for position, number in enumerate(metrics):
-                get.metrics[position].metricId = number
-            api.nvmlGpmMetricsGet(get)
-            self.calls += 2
-        except api.NVMLError as error:
-            if error.value in self._for_good:
+            values = api.gpm_metrics(before, now, list(metrics))
+        except NvmlError as error:
+            if error.value in _FOR_GOOD:
                 self._unsupported.add((gpu, "gpm"))
             return {}
         return {
-            name: float(get.metrics[position].value)
-            for position, name in enumerate(metrics.values())
-            if get.metrics[position].nvmlReturn == api.NVML_SUCCESS
+            name: value
+            for name, value in zip(metrics.values(), values, strict=True)
+            if value is not None
         }
 
     def close(self) -> None:
         """Free the samples and unload."""
         for sample in [*self._gpm_before.values(), *self._gpm_now.values()]:
             if sample is not None:
-                self.api.nvmlGpmSampleFree(sample)
+                self.api.gpm_free(sample)
         self._gpm_before.clear()
         self._gpm_now.clear()
-        self.api.nvmlShutdown()
+        self.api.close()
