@@ -6,7 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kansoku.app._trace_set import Progress, given_ranks, map_traces, rank_verdicts, short_name
+from kansoku.app._trace_set import (
+    Progress,
+    given_ranks,
+    is_own_run,
+    map_traces,
+    rank_verdicts,
+    short_name,
+)
 from kansoku.trace.kineto.breakdown import Figures
 from kansoku.trace.kineto.ranks import missing_ranks
 from kansoku.trace.kineto.report import RankBreakdown, break_down
@@ -536,14 +543,19 @@ def breakdown(
     scheduler: str | None = None,
     progress: Progress | None = None,
 ) -> BreakdownResult:
-    """Break down Kineto files, folders and archives.
+    """Break down Kineto files, folders and archives, or one run directory of ``kansoku run``.
 
     ``ranks`` are ``FILE=N`` for files that do not tell theirs. ``processes`` limits the pool
     (1: stay in this process); ``scheduler`` is the address of a Dask scheduler.
     """
-    parts = map_traces(
-        break_down, paths, processes=processes, scheduler=scheduler, progress=progress
-    )
+    if len(paths) == 1 and is_own_run(Path(paths[0])):
+        from kansoku.app._trace_own_run import own_run_breakdowns
+
+        parts = own_run_breakdowns(Path(paths[0]))
+    else:
+        parts = map_traces(
+            break_down, paths, processes=processes, scheduler=scheduler, progress=progress
+        )
     claims, verdicts = rank_verdicts(parts, given_ranks(ranks))
     missing = missing_ranks(claims, verdicts)
     order = sorted(

@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kansoku.app._trace_set import Progress, given_ranks, rank_verdicts
-from kansoku.app._trace_stragglers import is_own_run
+from kansoku.app._trace_set import Progress, given_ranks, is_own_run, rank_verdicts
 from kansoku.errors import InputError
 from kansoku.formats.kineto import Source, find_sources, rank_from_name, read_trace
 from kansoku.trace.kineto.breakdown import find_steps, unions

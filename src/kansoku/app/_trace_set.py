@@ -13,7 +13,15 @@ from kansoku.errors import DependencyError, InputError
 from kansoku.formats.kineto import KinetoTrace, Source, find_sources, rank_from_name, read_trace
 from kansoku.trace.kineto.ranks import RankClaim, RankVerdict, resolve_ranks
 
-__all__ = ["Progress", "given_ranks", "map_traces", "open_executor", "rank_verdicts", "short_name"]
+__all__ = [
+    "Progress",
+    "given_ranks",
+    "is_own_run",
+    "map_traces",
+    "open_executor",
+    "rank_verdicts",
+    "short_name",
+]
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -118,6 +126,13 @@ def _completed(waiting: Mapping[Future[T], int]) -> Iterator[Future[T]]:
 
 def _read_and_work(work: Callable[[KinetoTrace, int | None], T], source: Source) -> T:
     return work(read_trace(source), rank_from_name(source.file_name))
+
+
+def is_own_run(path: Path) -> bool:
+    """Say whether a path is a run directory of kansoku: it holds run.json or rings."""
+    return path.is_dir() and (
+        (path / "run.json").exists() or next(path.rglob("*.ring"), None) is not None
+    )
 
 
 def given_ranks(flags: Sequence[str]) -> dict[str, int]:

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kansoku.app._trace_set import Progress, given_ranks, map_traces, rank_verdicts
+from kansoku.app._trace_set import Progress, given_ranks, is_own_run, map_traces, rank_verdicts
 from kansoku.errors import InputError
 from kansoku.trace.kineto.arrival_rows import rank_arrivals
 from kansoku.trace.kineto.arrivals import Arrival, ArrivalPolicy, ArrivalReport, find_stragglers
@@ -16,7 +16,7 @@ from kansoku.view import Block, Column, Sentence, Table, Tone, View
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["StragglersResult", "is_own_run", "stragglers"]
+__all__ = ["StragglersResult", "stragglers"]
 
 SCHEMA = "kansoku.trace.stragglers/1"
 
@@ -156,13 +156,6 @@ class StragglersResult:
             )
         )
         return View(title="Trace stragglers", blocks=blocks)
-
-
-def is_own_run(path: Path) -> bool:
-    """Say whether a path is a run directory of kansoku: it holds run.json or rings."""
-    return path.is_dir() and (
-        (path / "run.json").exists() or next(path.rglob("*.ring"), None) is not None
-    )
 
 
 def stragglers(

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -311,18 +312,19 @@ def _refined(
     category: NDArray[np.uint8], name: NDArray[np.int32], said: NDArray[np.bool_], names: list[Any]
 ) -> NDArray[np.uint8]:
     """Apply the name rules once per distinct (category, arguments, name)."""
-    rules = kernel_rules()
     keys = (name.astype(np.int64) << 8) | (category.astype(np.int64) << 1) | said
     unique, inverse = np.unique(keys, return_inverse=True)
     kinds = [
-        rules.refine(
-            RowKind((key >> 1) & 0x7F),
-            str(names[key >> 8]),
-            has_collective_arguments=bool(key & 1),
-        )
+        _refine(RowKind((key >> 1) & 0x7F), str(names[key >> 8]), said=bool(key & 1))
         for key in unique.tolist()
     ]
     return np.array(kinds, np.uint8)[inverse] if kinds else category
+
+
+@lru_cache(maxsize=1 << 16)
+def _refine(kind: RowKind, name: str, *, said: bool) -> RowKind:
+    """Apply the rules; names repeat in every chunk, and patterns are slow."""
+    return kernel_rules().refine(kind, name, has_collective_arguments=said)
 
 
 def _ids(values: list[Any]) -> NDArray[np.int64]:

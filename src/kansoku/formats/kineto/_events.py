@@ -34,6 +34,7 @@ _STRETCH_BYTES = 32 << 10
 EXACT_LIMIT_US = float(1 << 43)
 _ARRAY_END = re.compile(rb"\}\s*\](?=\s*(?:\}|,\s*\"|$))")
 _MAX_NS = 1 << 62
+_BETWEEN = b", \t\r\n"
 
 _Loose = int | float | str | None
 
@@ -178,13 +179,19 @@ def _cut_tail(data: bytes) -> tuple[bytes, str | None]:
 
 
 def _decode_into(data: bytes, out: Decoded, wanted: type[msgspec.Struct], *, last: bool) -> None:
-    body = data.strip(b", \t\r\n")
-    if not body or (last and out.tail is not None):
+    # Offsets, not slices: copies of megabytes cost as much as decoding them.
+    first, end = 0, len(data)
+    while first < end and data[first] in _BETWEEN:
+        first += 1
+    while end > first and data[end - 1] in _BETWEEN:
+        end -= 1
+    if first == end or (last and out.tail is not None):
         return
     read = _DECODERS[wanted]
     try:
-        events = read(b"[" + body + b"]")
+        events = read(b"".join((b"[", memoryview(data)[first:end], b"]")))
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        body = data[first:end]
         if len(body) > _STRETCH_BYTES and (cut := middle_seam(body)) is not None:
             _decode_into(body[:cut], out, wanted, last=False)
             _decode_into(body[cut:], out, wanted, last=last)

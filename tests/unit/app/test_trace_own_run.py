@@ -1,0 +1,83 @@
+"""Our own run directories through the same commands: figures by hand from the spans written."""
+
+import polars as pl
+import pytest
+
+from kansoku.app.trace import breakdown, convert, stragglers
+from kansoku.model import ring
+
+MS = 1_000_000
+ANCHOR = (1_000, 1_700_000_000_000_000_000)
+
+
+def write_rank(folder, rank, *, late_ns=0):
+    """Ten steps of 40 ms: forward 10 (+ late), backward 20 of which 5 or less in an all-reduce."""
+    buffer = bytearray(1 << 17)
+    ring.format_ring(buffer, pid=5 + rank, process_start=9, anchor=ANCHOR, lane_shares=(1,))
+    writer = ring.RingWriter(buffer)
+    writer.set_ranks(rank, rank, 4)
+    writer.set_facts({"node": "n1", "run": "r", "groups": [{"name": "0", "ranks": [0, 1, 2, 3]}]})
+    group, name = writer.intern("0"), writer.intern("all_reduce")
+
+    def span(kind, start, end, step, parent=0, **fields):
+        one = writer.open(ring.pack_template(ring.KIND_CODES[kind], **fields), start, step, parent)
+        writer.close(one, start, end, -1)
+        return one
+
+    for number in range(10):
+        begin = 10_000 + number * 40 * MS
+        step = span("step", begin, begin + 40 * MS, number)
+        span("forward", begin, begin + 10 * MS + late_ns, number, step)
+        back = span("backward", begin + 10 * MS + late_ns, begin + 30 * MS, number, step)
+        span(
+            "collective",
+            begin + 25 * MS + late_ns,
+            begin + 30 * MS,
+            number,
+            back,
+            group=group,
+            name=name,
+            sequence=number,
+            bytes_=1 << 20,
+        )
+    folder.mkdir(exist_ok=True)
+    (folder / f"n1-{5 + rank}.ring").write_bytes(buffer)
+
+
+@pytest.fixture
+def run(tmp_path):
+    for rank in range(4):
+        write_rank(tmp_path / "run", rank, late_ns=3 * MS if rank == 2 else 0)
+    return tmp_path / "run"
+
+
+def test_breakdown(run):
+    answer = breakdown([run]).to_json()
+    rows = {row["rank"]: row for row in answer["ranks"]}
+    assert sorted(rows) == [0, 1, 2, 3]
+    assert rows[0]["span_us"] == 400_000
+    assert rows[0]["exposed_comm_us"] == rows[0]["comm_us"] == 50_000
+    assert rows[0]["compute_us"] == 250_000
+    assert rows[0]["idle_us"] == 100_000
+    assert rows[2]["comm_us"] == 20_000
+    assert rows[0]["memory_us"] is None
+    assert len(answer["steps"]) == 40
+    assert len(answer["collectives"]) == 40
+    assert any("host's clock" in note["note"] for note in answer["notes"])
+
+
+def test_stragglers(run):
+    answer = stragglers([run]).to_json()
+    assert answer["verdict"] == "found"
+    assert [(row["rank"], row["lateness_us"]) for row in answer["stragglers"]] == [(2, 3000.0)]
+
+
+def test_convert(run, tmp_path):
+    convert([run], to="parquet", out=tmp_path / "t.parquet")
+    assert pl.read_parquet(tmp_path / "t.parquet").height == 160
+    result = convert([run], to="kineto", out=tmp_path / "kineto")
+    assert len(result.files) == 4
+    back = breakdown([tmp_path / "kineto"]).to_json()
+    assert [row["rank"] for row in back["ranks"]] == [0, 1, 2, 3]
+    result = convert([run], to="perfetto", out=tmp_path / "t.perfetto-trace")
+    assert result.files[0][1] == 160
