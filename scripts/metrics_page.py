@@ -21,6 +21,7 @@ GROUPS = {
     "kansoku.lustre": "Storage", "kansoku.nfs": "Storage", "nfs.": "Storage",
     "kansoku.slurm": "Slurm and logins", "kansoku.login": "Slurm and logins",
     "kansoku.switch": "Switches", "kansoku.agent": "The agent itself", "kansoku.run": "Runs",
+    "kansoku.fabric": "Fabric",
 }  # fmt: skip
 
 

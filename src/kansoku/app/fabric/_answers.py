@@ -11,9 +11,10 @@ from kansoku.app.fabric._control import DEFAULT_CONTROLLER
 from kansoku.errors import InputError, PlatformError
 
 if TYPE_CHECKING:
+    from kansoku.fabric.analyser import Analysis
     from kansoku.fabric.controller import Controller
     from kansoku.fabric.settings import Settings
-    from kansoku.view import View
+    from kansoku.view import Block, View
 
 __all__ = [
     "matrix",
@@ -81,6 +82,7 @@ def status_json(controller: "Controller") -> dict[str, object]:
         "sla": dict(last.sla),
         "fabric": agents | {"coverage": last.coverage},
         "policy": _policy(controller.settings),
+        "history": [_past(outcome.analysis) for outcome in controller.history],
         "events": [
             {
                 "time_ns": change.time_ns, "state": change.state,
@@ -89,6 +91,20 @@ def status_json(controller: "Controller") -> dict[str, object]:
             for change in list(controller.events)[-100:]
         ],
     }  # fmt: skip
+
+
+def _past(analysis: "Analysis") -> dict[str, object]:
+    """Return one window in short, for curves over time."""
+    cluster = analysis.sla.get("cluster") or {}
+    rtt = cluster.get("rtt_us")
+    return {
+        "end_ns": analysis.end_ns,
+        "verdict": analysis.verdict,
+        "probes": analysis.probes,
+        "lost": analysis.lost,
+        "rtt_p50_us": rtt.get("p50") if isinstance(rtt, dict) else None,
+        "rtt_p99_us": rtt.get("p99") if isinstance(rtt, dict) else None,
+    }
 
 
 def _policy(settings: "Settings") -> dict[str, object]:
@@ -179,7 +195,30 @@ def status_view(answer: Mapping[str, Any]) -> "View":
             )
         items.append(("stamps", sla["stamp_source"]))
         blocks += [Sentence(text=f"{scope.capitalize()}:"), Facts(items=items)]
+    blocks += _history_blocks(answer.get("history", []))
     return View(title="Fabric", blocks=blocks)
+
+
+def _history_blocks(history: Sequence[Mapping[str, Any]]) -> "list[Block]":
+    from kansoku.view import Line, Series
+
+    if len(history) < 3:
+        return []
+    times = [float(window["end_ns"]) for window in history]
+    loss = [100 * w["lost"] / w["probes"] if w["probes"] else None for w in history]
+    return [
+        Series(
+            title="Probes lost", x_title="time", y_title="%", x_is_time_ns=True,
+            lines=[Line(name="lost", x=times, y=loss)],
+        ),
+        Series(
+            title="Network RTT", x_title="time", y_title="µs", x_is_time_ns=True,
+            lines=[
+                Line(name="P50", x=times, y=[w["rtt_p50_us"] for w in history]),
+                Line(name="P99", x=times, y=[w["rtt_p99_us"] for w in history]),
+            ],
+        ),
+    ]  # fmt: skip
 
 
 def _clock(time_ns: int) -> str:

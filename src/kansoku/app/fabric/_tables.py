@@ -144,19 +144,22 @@ def _metric_rows(outcome: "Outcome") -> "pl.DataFrame":
 
     def add(metric: str, value: object, **labels: str) -> None:
         if isinstance(value, int | float):
+            named = {f"kansoku.{name}": text for name, text in sorted(labels.items())}
             rows.append(
                 {
-                    "metric": metric, "labels": json.dumps(labels, sort_keys=True),
-                    "time_ns": outcome.window.end_ns, "value": float(value),
+                    "metric": metric,
+                    "labels": json.dumps(named),
+                    "time_ns": outcome.window.end_ns,
+                    "value": float(value),
                 }
-            )  # fmt: skip
+            )
 
     analysis = outcome.analysis
     for scope, sla in analysis.sla.items():
         if sla is None:
             continue
         add("kansoku.fabric.probes", sla["probes"], scope=scope)
-        add("kansoku.fabric.drop.ratio", sla["drop_ratio"], scope=scope)
+        add("kansoku.fabric.drop", sla["drop_ratio"], scope=scope)
         for metric, key in (
             ("rtt", "rtt_us"), ("responder.delay", "responder_delay_us"),
             ("prober.delay", "prober_delay_us"),

@@ -1,0 +1,156 @@
+"""Fabric answers: the status contract, the views, the rows for the store."""
+
+import json
+
+import numpy as np
+import pytest
+
+from kansoku.app import fabric
+from kansoku.catalog.metrics import metrics
+from kansoku.errors import ConfigurationError, InputError, PlatformError
+from kansoku.fabric.controller import Controller
+from kansoku.fabric.messages import Register, RnicAddress
+from kansoku.fabric.settings import Settings
+from kansoku.fabric.summary import Report, Row, RowColumns, TraceRow
+from kansoku.fabric.topology import Topology
+from kansoku.model import table_schema
+
+S = 1_000_000_000
+
+
+@pytest.fixture
+def controller():
+    """Three RNICs under one ToR; the second is dead from the second window on."""
+    topology = Topology(
+        rnics=("a/0", "b/0", "c/0"), hosts=("a", "b", "c"), tors=("t0",), spines=(),
+        rnic_host=np.arange(3, dtype=np.int32), rnic_tor=np.zeros(3, dtype=np.int32),
+        parallel_paths=1, rail_optimised=False, tor_rail=np.array([-1], dtype=np.int32),
+    )  # fmt: skip
+    c = Controller(topology, Settings(), now_ns=0)
+    for n, name in enumerate(topology.rnics):
+        c.register(Register(name[0], 1, [RnicAddress(name, f"10.0.0.{n}", 100 + n)]), -S)
+    return c
+
+
+def window(c, number, dead=()):
+    outcome = None
+    for source, name in enumerate(c.topology.rnics):
+        rows = []
+        for target in range(3):
+            if target == source:
+                continue
+            gone = 50 if {source, target} & set(dead) else 0
+            times = (None,) * 5 if gone else (15_000, 40_000, 90_000, 120_000, 9_000)
+            stamps = -1 if gone else 1
+            rows.append(Row(target, 50000, 0, 50, gone, 0, 100 + target, *times, stamps))
+        traces = [TraceRow(target, 50000, ["t0"], True) for target in range(3)]
+        c.report(
+            Report(name, 1, number * 20 * S, 20 * S, RowColumns.pack(rows), traces), number * 20 * S
+        )
+    (outcome,) = c.step(((number + 1) * 20 + 3) * S)
+    return outcome
+
+
+def test_before_the_first_window_it_is_unknown(controller):
+    answer = fabric.status_json(controller)
+    assert answer["schema"] == "kansoku.fabric.status/1"
+    assert answer["verdict"] == "unknown"
+    assert answer["window"] is None
+    assert "No window" in fabric.status_view(answer).blocks[0].text
+
+
+def test_status_contract(controller):
+    window(controller, 0)
+    assert fabric.status_json(controller)["verdict"] == "clear"
+    window(controller, 1, dead={1})
+    answer = fabric.status_json(controller)
+    assert answer["verdict"] == "rnic"
+    (anomaly,) = answer["anomalies"]
+    assert {"kind", "subject", "loss_ratio", "votes", "evidence", "impact"} <= set(anomaly)
+    assert (anomaly["kind"], anomaly["subject"], anomaly["impact"]) == ("rnic", "nic:b/0", "P2")
+    assert anomaly["loss_ratio"] == 1.0
+    assert anomaly["votes"] == 200
+    assert answer["sla"]["cluster"]["drop_ratio"] == pytest.approx(200 / 300)
+    assert answer["sla"]["service"] is None
+    json.dumps(answer)
+    text = fabric.status_view(answer).blocks[0].text
+    assert text == "It is the rnic: nic:b/0 (100.0% of the probes over it lost, P2)"
+
+
+def test_a_clean_window_alone_closes_nothing(controller):
+    window(controller, 0)
+    window(controller, 1, dead={1})
+    window(controller, 2)
+    answer = fabric.status_json(controller)
+    assert answer["verdict"] == "rnic"
+    assert "waiting for another" in answer["reason"]
+    window(controller, 3)
+    answer = fabric.status_json(controller)
+    assert answer["verdict"] == "clear"
+    assert answer["reason"].startswith("network cleared")
+    assert [event["state"] for event in answer["events"]] == ["open", "closed"]
+    assert [w["verdict"] for w in answer["history"]] == ["clear", "rnic", "clear", "clear"]
+
+
+def test_matrix_and_its_drill_down(controller):
+    window(controller, 0)
+    answer = fabric.matrix_json(controller, {"by": "rnic"})
+    assert answer["loss_ratio"][0][1] == 0.0
+    assert answer["loss_ratio"][0][0] is None
+    assert answer["rtt_us"][0][1] == 15.0
+    pair = fabric.matrix_json(controller, {"by": "rnic", "source": "a/0", "target": "c/0"})["pair"]
+    (row,) = pair["tuples"]
+    assert (row["path"], row["ack_path"], row["source_port"]) == (["t0"], ["t0"], 50000)
+    assert fabric.matrix_view(answer).blocks[0].values[0][1] == 0.0
+    with pytest.raises(InputError):
+        fabric.matrix_json(controller, {"by": "rack"})
+    with pytest.raises(InputError):
+        fabric.matrix_json(controller, {"source": "x", "target": "t0"})
+
+
+def test_rows_for_the_store(controller):
+    window(controller, 0)
+    tables = fabric.outcome_tables(controller, window(controller, 1, dead={1}))
+    for name, frame in tables.items():
+        assert dict(frame.schema) == table_schema(name)
+    probes = tables["probes"]
+    assert probes["lost"].sum() == 200
+    assert set(probes["path"]) == {"t0"}
+    assert set(probes["outcome"]) == {"ok", "lost"}
+    assert probes["stamp_source"].to_list().count(None) == 4
+    (finding,) = tables["findings"].to_dicts()
+    assert (finding["subject"], finding["domain"], finding["verdict"]) == (
+        "nic:b/0", "network", "found",
+    )  # fmt: skip
+    assert finding["onset_ns"] == 20 * S
+    anomalies = {
+        json.loads(row["labels"])["kansoku.kind"]: row["value"]
+        for row in tables["metrics"].to_dicts()
+        if row["metric"] == "kansoku.fabric.anomalies"
+    }
+    assert {row["metric"] for row in tables["metrics"].to_dicts()} <= set(metrics())
+    assert anomalies == {"rnic": 1, "link": 0, "switch": 0, "host": 0}
+
+
+def test_settings_file(tmp_path):
+    path = tmp_path / "fabric.toml"
+    path.write_text('[settings]\nwindow_s = 2\n[switches]\nspine0 = ["10.0.0.1", "10.0.0.5"]\n')
+    settings, switches = fabric.load_settings(path)
+    assert settings.window_s == 2
+    assert switches == {"10.0.0.1": "spine0", "10.0.0.5": "spine0"}
+    path.write_text("[settings]\nwindow = 2\n")
+    with pytest.raises(ConfigurationError, match="window_s"):
+        fabric.load_settings(path)
+
+
+def test_addresses_and_refusals(controller):
+    assert fabric.Address.parse("unix:/run/k.sock").path == "/run/k.sock"
+    assert fabric.Address.parse("[::1]:80") == fabric.Address(host="::1", port=80)
+    with pytest.raises(InputError):
+        fabric.Address.parse("localhost")
+    with pytest.raises(PlatformError, match="token"):
+        fabric.serve_controller(None, fabric.Address(host="0.0.0.0", port=0))
+    with pytest.raises(InputError, match="family"):
+        fabric.agent("n", [("a", "10.0.0.1"), ("b", "fd00::1")])
+    with pytest.raises(PlatformError, match="no fabric controller"):
+        fabric.status("http://127.0.0.1:9")
