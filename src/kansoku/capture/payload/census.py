@@ -16,6 +16,7 @@ __all__ = ["CONVENTION", "begin", "settle"]
 
 CONVENTION = "modules: 3 × (2 × weights × rows + 4 × batch × sequence² × width)"
 _BACKWARD_FACTOR = 3
+_SETTLING_STEPS = 4
 _known: dict[tuple[Any, ...], tuple[float, float]] = {}
 _roots: dict[int, Any] = {}
 _settled = False
@@ -173,19 +174,21 @@ def _from_weights(root: Any, rows: float) -> float:
 def settle() -> bool:
     """Note the model's facts at the first update; say whether they are new."""
     global _settled  # noqa: PLW0603 - once a process
-    if RECORDER.flops:
-        step = (RECORDER.flops, RECORDER.tokens)
-        known = RECORDER.facts.get("model_flops_per_step")
-        if known != step[0]:
-            if _settled and known:
-                return False
-            RECORDER.facts["model_flops_per_step"] = step[0]
-            if step[1]:
-                RECORDER.facts["tokens_per_step"] = step[1]
-    if _settled or not _roots:
-        return False
-    _settled = True
     facts = RECORDER.facts
+    changed = False
+    # The first step may hold more than a step (pipelining runs a trial to find shapes), so the
+    # first few may correct it.
+    if RECORDER.flops and RECORDER.step < _SETTLING_STEPS:
+        for name, value in (
+            ("model_flops_per_step", RECORDER.flops),
+            ("tokens_per_step", RECORDER.tokens or None),
+        ):
+            if value is not None and facts.get(name) != value:
+                facts[name] = value
+                changed = True
+    if _settled or not _roots:
+        return changed
+    _settled = True
     facts["parameters"] = _parameters()
     facts["layers"], facts["hidden"] = _shape()
     facts["extra"]["flops_convention"] = CONVENTION

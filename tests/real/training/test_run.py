@@ -1,0 +1,218 @@
+"""``kansoku run``: the job's own exit, signal and stdout; the run directory; frameworks."""
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import polars as pl
+import pytest
+from tests.labs.training import ROOT, bare_environment
+
+from kansoku.formats.run_directory import read_run
+
+pytestmark = pytest.mark.real
+
+PLAIN = """
+import sys, torch
+torch.manual_seed(3)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(6):
+    loss = model(torch.randn(4, 8)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print("loss", number, float(loss.detach()).hex(), flush=True)
+"""
+
+
+def kansoku_run(tmp_path, *command, out="out", timeout=120, **more):
+    environment = bare_environment(KANSOKU_RING_DIR=tmp_path / "rings", **more)
+    return subprocess.run(
+        [sys.executable, "-m", "kansoku", "run", "--out", str(tmp_path / out), "--", *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+        cwd=ROOT,
+    )
+
+
+def script(tmp_path, text):
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def test_a_script_without_distributed(tmp_path):
+    path = script(tmp_path, PLAIN)
+    done = kansoku_run(tmp_path, sys.executable, str(path))
+    assert done.returncode == 0, done.stderr
+    bare = subprocess.run(
+        [sys.executable, str(path)],
+        env=bare_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    assert done.stdout == bare.stdout  # bitwise the same losses, and not a line of ours
+    off = kansoku_run(tmp_path, sys.executable, str(path), out="off", KANSOKU_DISABLE="1")
+    assert off.stdout == bare.stdout
+    data = read_run(tmp_path / "out")
+    counts = dict(data.spans.group_by("kind").len().iter_rows())
+    assert (counts["step"], counts["forward"], counts["backward"], counts["optimizer"]) == (
+        6, 6, 6, 6,
+    )  # fmt: skip
+    assert data.facts.exit_code == 0
+    assert data.facts.command == (sys.executable, str(path))
+    assert data.facts.ranks[0].parameters == 81
+    assert data.peak["source"].startswith("measured: matrix product")
+    assert len(read_run(tmp_path / "off").spans) == 0
+    run_json = json.loads((tmp_path / "off" / "run.json").read_text())
+    assert any("no process of the job was observed" in text for text in run_json["missing"])
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 255])
+def test_the_jobs_own_exit_code(tmp_path, code):
+    done = kansoku_run(tmp_path, "sh", "-c", f"echo out; echo err >&2; exit {code}")
+    assert done.returncode == code
+    assert done.stdout == "out\n"
+    assert "err\n" in done.stderr
+    assert read_run(tmp_path / "out").facts.exit_code == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
+def test_the_jobs_own_signal(tmp_path, number):
+    done = kansoku_run(tmp_path, "sh", "-c", f"kill -{int(number)} $$")
+    assert done.returncode == -number
+    assert read_run(tmp_path / "out").facts.exit_code == 128 + number
+
+
+def test_a_signal_to_us_reaches_the_job(tmp_path):
+    environment = bare_environment(KANSOKU_RING_DIR=tmp_path / "rings")
+    code = "trap 'echo got; exit 9' TERM; echo ready; while :; do sleep 0.05; done"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kansoku", "run", "--out", str(tmp_path / "out"), "--", "sh", "-c", code],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    output, _ = process.communicate(timeout=60)
+    assert (output, process.returncode) == ("got\n", 9)
+
+
+def test_usage_and_missing_programs(tmp_path):
+    assert kansoku_run(tmp_path, "no-such-program-here").returncode == 127
+    again = kansoku_run(tmp_path, "true")
+    assert again.returncode == 2
+    assert "another run" in again.stderr
+
+
+def test_the_runs_node_drains_what_the_launcher_does_not_reach(tmp_path):
+    """A process that says it is on another node starts that node's drain by itself."""
+    path = script(tmp_path, "import os\nos.environ['KANSOKU_NODE'] = 'far'\n" + PLAIN)
+    done = kansoku_run(tmp_path, sys.executable, str(path))
+    assert done.returncode == 0
+    data = read_run(tmp_path / "out")
+    assert [rank.node for rank in data.facts.ranks] == ["far"]
+    assert len(data.spans.filter(pl.col("kind") == "step")) == 6
+
+
+TRAINER = """
+import sys, torch, warnings
+warnings.simplefilter("ignore")
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, TrainerCallback
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 32
+    def __getitem__(self, i):
+        ids = torch.randint(64, (16,), generator=torch.Generator().manual_seed(i))
+        return {"input_ids": ids, "labels": ids}
+class Count(TrainerCallback):
+    steps = 0
+    def on_step_end(self, *a, **k): self.steps += 1
+count = Count()
+model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2, n_positions=16))
+arguments = TrainingArguments(sys.argv[1], per_device_train_batch_size=2, max_steps=5,
+    gradient_accumulation_steps=2, report_to=[], save_steps=5, logging_steps=100, use_cpu=True,
+    disable_tqdm=True)
+Trainer(model=model, args=arguments, train_dataset=Data(), callbacks=[count]).train()
+print("steps", count.steps, "layers", 2)
+"""
+
+LIGHTNING = """
+import sys, torch, warnings, logging
+warnings.simplefilter("ignore")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+import lightning as L
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(8, 1)
+        self.steps = 0
+    def training_step(self, batch, _):
+        self.steps += 1
+        return self.net(batch).pow(2).mean()
+    def validation_step(self, batch, _): self.net(batch)
+    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), lr=0.1)
+data = torch.utils.data.DataLoader(torch.randn(12, 8), batch_size=2)
+model = Model()
+L.Trainer(max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False, default_root_dir=sys.argv[1],
+    num_sanity_val_steps=0).fit(model, data, data)
+print("steps", model.steps)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "steps", "forwards", "evaluations"),
+    [(TRAINER, 5, 10, 0), (LIGHTNING, 6, 6, 6)],
+    ids=["transformers", "lightning"],
+)
+def test_frameworks(tmp_path, text, steps, forwards, evaluations):
+    path = script(tmp_path, text)
+    done = kansoku_run(tmp_path, sys.executable, str(path), str(tmp_path / "work"), timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"steps {steps}" in done.stdout
+    spans = read_run(tmp_path / "out").spans
+    complete = ~pl.col("attributes").fill_null("").str.contains("incomplete")
+    counts = dict(spans.filter(complete).group_by("kind").len().iter_rows())
+    assert counts["step"] == steps
+    assert counts["forward"] == counts["backward"] == forwards
+    assert counts.get("evaluation", 0) == evaluations
+    assert counts["data_wait"] >= forwards
+
+
+def test_torchrun_with_everything(tmp_path):
+    """Two ranks under torchrun: run.json lists them, the agent process itself is not one."""
+    path = script(
+        tmp_path,
+        """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        dist.destroy_process_group()
+        """,
+    )
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    done = kansoku_run(
+        tmp_path, torchrun, "--standalone", "--nproc-per-node", "2", str(path), timeout=200
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    data = read_run(tmp_path / "out")
+    assert [(r.rank, r.local_rank, r.world_size) for r in data.facts.ranks] == [
+        (0, 0, 2), (1, 1, 2),
+    ]  # fmt: skip
+    run_json = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert [rank["rank"] for rank in run_json["ranks"]] == [0, 1]
+    reduced = data.spans.filter((pl.col("name") == "all_reduce") & (pl.col("step") >= 0))
+    assert len(reduced) == 8
+    assert not list((tmp_path / "rings").rglob("*.ring"))
