@@ -1,5 +1,6 @@
 """Map work over trace files: in this process, over its cores, or over a Dask cluster."""
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 _SMALL_BYTES = 96 << 20
 """Below this, starting processes costs more than it saves (0.5 s, as much as reading 96 MB)."""
@@ -78,7 +81,7 @@ def map_traces(
     total = sum(source.size_bytes for source in sources)
     with open_executor(total_bytes=total, processes=processes, scheduler=scheduler) as executor:
         if executor is not None and len(sources) > 1:
-            return _over_files(work, sources, executor, total, progress)
+            return _some(_over_files(work, sources, executor, total, progress), paths)
         results = []
         done = 0
         for source in sources:
@@ -89,9 +92,10 @@ def map_traces(
                 if progress is not None:
                     progress(min(done, total), total)
 
-            trace = read_trace(source, executor=executor, progress=advance)
-            results.append(work(trace, rank_from_name(source.file_name)))
-        return results
+            found = _read_and_work(work, source, executor=executor, progress=advance)
+            if found is not None:
+                results.append(found)
+        return _some(results, paths)
 
 
 def _over_files(
@@ -101,11 +105,11 @@ def _over_files(
     total: int,
     progress: Progress | None,
 ) -> list[T]:
-    waiting: dict[Future[T], int] = {
+    waiting: dict[Future[T | None], int] = {
         executor.submit(_read_and_work, work, source): number
         for number, source in enumerate(sources)
     }
-    results: dict[int, T] = {}
+    results: dict[int, T | None] = {}
     done = 0
     for future in _completed(waiting):
         number = waiting[future]
@@ -113,7 +117,8 @@ def _over_files(
         done += sources[number].size_bytes
         if progress is not None:
             progress(done, total)
-    return [results[number] for number in range(len(sources))]
+    ordered = (results[number] for number in range(len(sources)))
+    return [found for found in ordered if found is not None]
 
 
 def _completed(waiting: Mapping[Future[T], int]) -> Iterator[Future[T]]:
@@ -124,8 +129,28 @@ def _completed(waiting: Mapping[Future[T], int]) -> Iterator[Future[T]]:
         yield from waiting
 
 
-def _read_and_work(work: Callable[[KinetoTrace, int | None], T], source: Source) -> T:
-    return work(read_trace(source), rank_from_name(source.file_name))
+def _some(results: list[T], paths: Sequence[Path | str]) -> list[T]:
+    if not results:
+        raise InputError("no file here is a trace", where=", ".join(map(str, paths)))
+    return results
+
+
+def _read_and_work(
+    work: Callable[[KinetoTrace, int | None], T],
+    source: Source,
+    *,
+    executor: Executor | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> T | None:
+    """Return the work on one trace; None for a file in a folder that is no trace at all."""
+    try:
+        trace = read_trace(source, executor=executor, progress=progress)
+    except InputError as error:
+        if source.named:
+            raise
+        logger.warning("passed over: %s", error)
+        return None
+    return work(trace, rank_from_name(source.file_name))
 
 
 def is_own_run(path: Path) -> bool:

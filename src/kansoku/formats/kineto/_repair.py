@@ -26,6 +26,10 @@ _AFTER_VALUE = re.compile(r'\s*(?:[}\]]|,\s*"[^"\n]*"\s*:|$)')
 _AFTER_ELEMENT = re.compile(r'\s*(?:\]|,\s*(?:["\[{\-\d]|true|false|null)|$)')
 _CLOSING = re.compile(r"\s*\](?=\s*(?:\}|,\s*\"|$))")
 # Numbers with a fraction stay text: stamps keep every digit of the file.
+_STARTS = re.compile(EVENT_START.pattern.decode())
+_FAILURES_LIMIT = 20_000
+_WINDOW = 1 << 16
+"""No event of a damaged stretch is longer; it bounds the work on an unclosed one."""
 _DECODER = json.JSONDecoder(strict=False, parse_float=str)
 
 
@@ -61,7 +65,7 @@ def salvage(data: bytes, *, last: bool) -> Salvage:
     text = data.decode("utf-8", "replace")
     out = Salvage()
     position, size = 0, len(text)
-    starts = re.compile(EVENT_START.pattern.decode())
+    failures = 0
     while position < size:
         character = text[position]
         if character in " \t\r\n,":
@@ -76,8 +80,11 @@ def salvage(data: bytes, *, last: bool) -> Salvage:
                 out.events.append(value)
                 position = end
                 continue
-        following = starts.search(text, position + 1)
+        following = _STARTS.search(text, position + 1)
         end = size if following is None else following.start()
+        failures += 1
+        if failures > _FAILURES_LIMIT:  # hostile or beyond hope: bounded work, all counted
+            end = size
         piece = text[position:end]
         value, rest = _repair(piece)
         if value is not None:
@@ -89,17 +96,20 @@ def salvage(data: bytes, *, last: bool) -> Salvage:
         elif piece.strip("}], \t\r\n"):
             out.lost_bytes += len(piece.encode("utf-8", "replace"))
             out.lost_stretches += 1
-            out.lost_events += 1 if starts.match(piece) else 0
+            out.lost_events += 1 if _STARTS.match(piece) else 0
         position = end
     return out
 
 
 def _decode_at(text: str, position: int) -> tuple[dict[str, Any] | None, int]:
+    window, base = text, 0
+    if len(text) - position > _WINDOW:
+        window, base = text[position : position + _WINDOW], position
     try:
-        value, end = _DECODER.raw_decode(text, position)
+        value, end = _DECODER.raw_decode(window, position - base)
     except (ValueError, RecursionError):
         return None, position
-    return (value, end) if isinstance(value, dict) and _is_event(value) else (None, position)
+    return (value, end + base) if isinstance(value, dict) and _is_event(value) else (None, position)
 
 
 def _is_event(value: dict[str, Any]) -> bool:

@@ -71,16 +71,19 @@ def split(blocks: Iterable[bytes], *, chunk_bytes: int = CHUNK_BYTES) -> Iterato
     kind = "headless" if headless else "events"
     rest = [buffer[offset:]]
     size = len(rest[0])
+    wanted = chunk_bytes
     for block in stream:
         rest.append(block)
         size += len(block)
-        if size < chunk_bytes:
+        if size < wanted:
             continue
         data = b"".join(rest)
         cut = last_seam(data)
         if cut is None and size < _PIECE_LIMIT_BYTES:
             rest = [data]
+            wanted = 2 * size  # a search over every block more would be quadratic
             continue
+        wanted = chunk_bytes
         if cut is None:
             cut = size
         yield Piece(kind=kind, data=data[:cut], offset=offset)
@@ -95,8 +98,9 @@ def _header(stream: Iterator[bytes]) -> tuple[bytes, int]:
     """Return the bytes read so far and where the first event (or ``]``) may begin."""
     data = b""
     for block in stream:
+        seen = max(len(data) - 64, 0)
         data += block
-        if (place := _events_begin(data)) is not None:
+        if (place := _events_begin(data, seen)) is not None:
             return data, place
         if len(data) > _HEADER_LIMIT_BYTES:
             break
@@ -111,9 +115,9 @@ def _header(stream: Iterator[bytes]) -> tuple[bytes, int]:
     return data, 0
 
 
-def _events_begin(data: bytes) -> int | None:
+def _events_begin(data: bytes, start: int = 0) -> int | None:
     text = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
     if text.startswith(b"["):
         return data.index(b"[") + 1
-    match = _EVENTS_KEY.search(data)
+    match = _EVENTS_KEY.search(data, start)
     return None if match is None else match.end()

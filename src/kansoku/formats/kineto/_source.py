@@ -39,6 +39,8 @@ class Source:
     member: str | None
     size_bytes: int
     """Size on disk, or of the member."""
+    named: bool = True
+    """The user named it; else it lay in a folder or archive, and need not be a trace."""
 
     def __str__(self) -> str:
         return f"{self.path}!{self.member}" if self.member else str(self.path)
@@ -61,7 +63,7 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
                 source
                 for entry in sorted(path.rglob("*"))
                 if entry.is_file() and entry.name not in _OWN_FILES and _has_suffix(entry.name)
-                for source in _expand(entry)
+                for source in _expand(entry, named=False)
             ]
             if not inside:
                 raise InputError("no trace files in this folder", where=str(path))
@@ -77,16 +79,16 @@ def _has_suffix(name: str) -> bool:
     return name.lower().endswith(_SUFFIXES + _TAR_SUFFIXES)
 
 
-def _expand(path: Path) -> list[Source]:
+def _expand(path: Path, *, named: bool = True) -> list[Source]:
     if not path.name.lower().endswith(_TAR_SUFFIXES):
-        return [Source(path=path, member=None, size_bytes=path.stat().st_size)]
+        return [Source(path=path, member=None, size_bytes=path.stat().st_size, named=named)]
     members: list[Source] = []
     try:
         with tarfile.open(path) as archive:
             for member in archive:
                 if member.isfile() and member.name.lower().endswith(_SUFFIXES):
                     members.append(  # noqa: PERF401 - what came before a cut is kept
-                        Source(path=path, member=member.name, size_bytes=member.size)
+                        Source(path=path, member=member.name, size_bytes=member.size, named=False)
                     )
     except _ARCHIVE_ERRORS as error:
         if not members:

@@ -304,3 +304,24 @@ def test_chunks_of_one_file_over_processes(tmp_path, monkeypatch):
         assert np.array_equal(alone.columns[column], shared.columns[column]), column
     assert alone.operators == shared.operators
     assert NO_ID not in alone.columns["correlation"][alone.of(RowKind.LAUNCH)]
+
+
+def test_other_files_in_a_folder_are_passed_over(tmp_path, caplog):
+    write(tmp_path / "rank0.json", text(Job()))
+    write(tmp_path / "config.json", '{"lr": 1}')
+    assert len(breakdown([tmp_path]).to_json()["ranks"]) == 1
+    assert "config.json" in caplog.text
+    (tmp_path / "rank0.json").unlink()
+    with pytest.raises(InputError, match="no file here is a trace"):
+        breakdown([tmp_path])
+    with pytest.raises(InputError, match=r"config\.json"):
+        breakdown([tmp_path / "config.json"])
+
+
+@pytest.mark.parametrize("junk", ['{"ph":[', '{"ph":"X","args":{"a":', "[[[[", '"', "{" * 50])
+def test_hostile_repetition_ends_soon(tmp_path, junk):
+    content = text(Job()).replace(
+        '"traceEvents": [', '"traceEvents": [' + junk * (400_000 // len(junk)) + ",", 1
+    )
+    (result,) = breakdown([write(tmp_path / "a.json", content)]).to_json()["ranks"]
+    assert any("could not be read" in why for why in result["incomplete"])
