@@ -1,10 +1,11 @@
-"""Sealing of whole hours into Parquet, roll-ups, and retention by age and size.
+"""Sealing of hours into Parquet, roll-ups, and retention by age and size.
 
 A sealed hour is one zstd Parquet file per table, which any engine reads: samples sorted by
-metric, series and time with metric and labels beside the series number. Late rows of a sealed
-hour wait among the hot ones and are merged into a new file of that hour. The file is written
-first; one transaction then swaps it in, removes the hot rows and replaces the hour's roll-ups, so
-a crash at any point leaves every row exactly once. Files nobody names are removed at start.
+metric, series and time with metric and labels beside the series number. The file of the current
+hour grows in steps of ten minutes, so that few rows are hot; late rows wait among the hot ones
+for the next step. Either way a new file takes the place of the old one. It is written first; one
+transaction then swaps it in, removes the hot rows and replaces the hour's roll-ups, so a crash at
+any point leaves every row exactly once. Files nobody names are removed at start.
 """
 
 import logging
@@ -25,6 +26,7 @@ __all__ = ["Keeper", "Retention"]
 
 _log = logging.getLogger(__name__)
 HOUR_NS = 3600 * 10**9
+STEP_NS = 600 * 10**9
 DAY_S = 86_400
 # Few rows that are read whole for years: they stay in the database.
 _UNSEALED = {"jobs", "findings", "incidents"}
@@ -43,8 +45,8 @@ _FORMAT = "(FORMAT parquet, COMPRESSION zstd, PARQUET_VERSION v2, ROW_GROUP_SIZE
 class Retention:
     """How long rows stay."""
 
-    seal_after_s: int = 2 * 3600
-    """Age after which a whole hour is sealed."""
+    seal_after_s: int = 600
+    """Age after which rows are sealed, in steps of ten minutes."""
     default_age_s: int | None = None
     """Age of rows removed, for tables not named in ``ages_s``; None keeps them."""
     ages_s: Mapping[str, int | None] = field(default_factory=lambda: dict.fromkeys(_UNSEALED))
@@ -101,7 +103,7 @@ class Keeper:
         with self._lock:
             self._unlink_retired()
             now = self._clock_ns()
-            cutoff = (now - self._retention.seal_after_s * 10**9) // HOUR_NS
+            cutoff = (now - self._retention.seal_after_s * 10**9) // STEP_NS * STEP_NS
             for table in TABLES:
                 if table not in _UNSEALED:
                     self._seal_table(table, cutoff)
@@ -111,24 +113,24 @@ class Keeper:
             self._unlink_retired()
 
     def seal_all(self) -> None:
-        """Seal every hour up to now, whatever its age."""
+        """Seal everything up to now, whatever its age."""
         with self._lock:
             for table in TABLES:
                 if table not in _UNSEALED:
-                    self._seal_table(table, self._clock_ns() // HOUR_NS + 1)
+                    self._seal_table(table, self._clock_ns() + 1)
             self._unlink_retired()
 
-    def _seal_table(self, table: str, before_hour: int) -> None:
+    def _seal_table(self, table: str, before_ns: int) -> None:
         hot = "samples" if table == "metrics" else quoted(table)
         time = TABLES[table].time_column
         cursor = self._cursor()
         try:
             hours = cursor.execute(
                 f"SELECT DISTINCT {time} // {HOUR_NS} AS h FROM {hot} "
-                f"WHERE {time} < {before_hour * HOUR_NS} ORDER BY h"
+                f"WHERE {time} < {before_ns} ORDER BY h"
             ).fetchall()
             for (hour,) in hours:
-                self._seal_hour(cursor, table, hour)
+                self._seal_hour(cursor, table, hour, before_ns)
             if hours:
                 cursor.execute("CHECKPOINT")
         except (duckdb.Error, OSError) as error:
@@ -138,10 +140,12 @@ class Keeper:
         finally:
             cursor.close()
 
-    def _seal_hour(self, cursor: duckdb.DuckDBPyConnection, table: str, hour: int) -> None:
+    def _seal_hour(
+        self, cursor: duckdb.DuckDBPyConnection, table: str, hour: int, before_ns: int
+    ) -> None:
         metrics = table == "metrics"
         hot, time = ("samples" if metrics else quoted(table)), TABLES[table].time_column
-        span = f"{time} >= {hour * HOUR_NS} AND {time} < {(hour + 1) * HOUR_NS}"
+        span = f"{time} >= {hour * HOUR_NS} AND {time} < {min((hour + 1) * HOUR_NS, before_ns)}"
         old = cursor.execute(
             "SELECT file FROM sealed WHERE table_name = ? AND hour = ?", [table, hour]
         ).fetchall()
