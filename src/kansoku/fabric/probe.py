@@ -180,7 +180,9 @@ class Late:
 
 
 class _Pending:
-    __slots__ = ("delay", "source", "state", "t1", "t2", "t5", "t6", "target_qpn", "tuple_id")
+    __slots__ = (
+        "delay", "source", "state", "t1", "t2", "t5", "t5_source", "t6", "target_qpn", "tuple_id",
+    )  # fmt: skip
 
     def __init__(self, tuple_id: int, t1: int, target_qpn: int, source: StampSource) -> None:
         self.tuple_id = tuple_id
@@ -191,6 +193,7 @@ class _Pending:
         self.t2: int | None = None
         self.t5: int | None = None
         self.t6: int | None = None
+        self.t5_source = source
         self.delay: int | None = None
 
 
@@ -229,8 +232,17 @@ class Prober:
             pending.t2 = t2_ns
             pending.source = source
 
-    def receive(self, packet: Packet, t5_ns: int | None, t6_ns: int) -> Result | Late | None:
-        """Take an ACK1 (⑤ by the NIC, ⑥ when polled) or ACK2; return an event when there is one."""
+    def receive(
+        self,
+        packet: Packet,
+        t5_ns: int | None,
+        t6_ns: int,
+        source: StampSource = StampSource.KERNEL,
+    ) -> Result | Late | None:
+        """Take an ACK1 (⑤ by the NIC, ⑥ when polled) or ACK2; return an event when there is one.
+
+        ``source`` says whose clock ⑤ is.
+        """
         pending = self._pending.get(packet.sequence)
         if pending is None:
             return self._receive_late(packet)
@@ -238,14 +250,16 @@ class Prober:
         if state is None:
             self.duplicates += 1
             return None
-        # The NIC's clock decides: an answer that lay in the socket because we were slow is in time.
-        if (t6_ns if t5_ns is None else t5_ns) - pending.t1 > self._timeout:
+        # The kernel's clock decides: an answer that lay in the socket because we were slow is in
+        # time. A NIC's own clock has nothing to do with ①.
+        arrived = t5_ns if t5_ns is not None and source is StampSource.KERNEL else t6_ns
+        if arrived - pending.t1 > self._timeout:
             self._lose(packet.sequence, pending)
             self._late[packet.sequence] = pending
             return self._result(pending, lost=True)
         pending.state = state
         if packet.kind is Kind.ACK1:
-            pending.t5, pending.t6 = t5_ns, t6_ns
+            pending.t5, pending.t6, pending.t5_source = t5_ns, t6_ns, source
         else:
             pending.delay = packet.delay_ns
         if state == _COMPLETE:
@@ -291,12 +305,13 @@ class Prober:
         prober: int | None = None
         source = pending.source
         if not lost and t6 is not None and delay is not None:
-            if t2 is not None and t5 is not None:
+            if t2 is not None and t5 is not None and pending.t5_source is source:
                 rtt = t5 - t2 - delay
                 prober = t6 - t1 - (t5 - t2)
             else:
                 source = StampSource.APPLICATION
-                rtt = (t6 if t5 is None else t5) - t1 - delay
+                kernel = t5 is not None and pending.t5_source is StampSource.KERNEL
+                rtt = (t5 if kernel and t5 is not None else t6) - t1 - delay
         return Result(
             pending.tuple_id, t1, t2, t5, t6, delay, rtt, prober, source, lost, pending.target_qpn
         )
@@ -309,18 +324,27 @@ class Responder:
         """Answer for this queue pair number only, as the hardware would."""
         self.qpn = qpn
         self.stale = 0
-        self._held: OrderedDict[int, tuple[Packet, int]] = OrderedDict()
+        self._held: OrderedDict[int, tuple[Packet, int | None, StampSource, int]] = OrderedDict()
         self._token = 0
 
-    def receive(self, packet: Packet, t3_ns: int) -> tuple[bytes, int] | None:
-        """Return ACK1 and the token of its stamp; None for a probe to an older QPN."""
+    def receive(
+        self,
+        packet: Packet,
+        t3_ns: int | None,
+        now_ns: int,
+        source: StampSource = StampSource.KERNEL,
+    ) -> tuple[bytes, int] | None:
+        """Return ACK1 and the token of its stamp; None for a probe to an older QPN.
+
+        ``source`` says whose clock ③ is; ``now_ns`` is the application's.
+        """
         if packet.target_qpn != self.qpn:
             self.stale += 1
             return None
         self._token += 1
         if len(self._held) >= _HELD:
             self._held.popitem(last=False)
-        self._held[self._token] = (packet, t3_ns)
+        self._held[self._token] = (packet, t3_ns, source, now_ns)
         ack = encode(
             Kind.ACK1,
             source_port=packet.source_port,
@@ -331,19 +355,30 @@ class Responder:
         )
         return ack, self._token
 
-    def stamped(self, token: int, t4_ns: int) -> tuple[bytes, Packet] | None:
-        """Return ACK2 for the stamp ④ of ACK1, and the probe it answers."""
+    def stamped(
+        self,
+        token: int,
+        t4_ns: int | None,
+        now_ns: int,
+        source: StampSource = StampSource.KERNEL,
+    ) -> tuple[bytes, Packet] | None:
+        """Return ACK2 for the stamp ④ of ACK1, and the probe it answers.
+
+        Where ③ and ④ are not of one clock, the application's times stand for both.
+        """
         held = self._held.pop(token, None)
         if held is None:
             return None
-        packet, t3 = held
+        packet, t3, t3_source, then = held
+        one_clock = t3 is not None and t4_ns is not None and t3_source is source
+        delay = t4_ns - t3 if one_clock and t4_ns is not None and t3 is not None else now_ns - then
         ack = encode(
             Kind.ACK2,
             source_port=packet.source_port,
             target_qpn=packet.source_qpn,
             source_qpn=self.qpn,
             sequence=packet.sequence,
-            delay_ns=t4_ns - t3,
+            delay_ns=delay,
             tuple_id=packet.tuple_id,
         )
         return ack, packet

@@ -144,12 +144,40 @@ def test_every_waiting_state_can_time_out_and_the_ends_go_nowhere():
 
 def test_responder_answers_its_own_queue_pair_only():
     r = Responder(7)
-    assert r.receive(packet(Kind.PROBE, 1, qpn=6), 100) is None
+    assert r.receive(packet(Kind.PROBE, 1, qpn=6), 100, 0) is None
     assert r.stale == 1
-    ack1, token = r.receive(packet(Kind.PROBE, 1, qpn=7), 100)
+    ack1, token = r.receive(packet(Kind.PROBE, 1, qpn=7), 100, 105)
     assert decode(ack1).kind is Kind.ACK1
     assert decode(ack1).target_qpn == 9
-    ack2, probe = r.stamped(token, 130)
+    ack2, probe = r.stamped(token, 130, 150)
     assert decode(ack2).delay_ns == 30
     assert probe.source_port == 50000
-    assert r.stamped(token, 130) is None
+    assert r.stamped(token, 130, 150) is None
+
+
+HARD, KERNEL = StampSource.HARDWARE, StampSource.KERNEL
+
+
+def test_differences_never_cross_clocks():
+    """A NIC's clock that is years away from the host's: only its own differences count."""
+    far = 10**18
+    p = prober()
+    sequence = p.start(3, 1000, 7)
+    p.stamped(sequence, far + 10, HARD)
+    p.receive(packet(Kind.ACK1, sequence), far + 100, 1150, HARD)
+    result = p.receive(packet(Kind.ACK2, sequence, delay=30), far + 120, 1160, HARD)
+    assert (result.rtt_ns, result.prober_delay_ns, result.stamp_source) == (60, 60, "hardware")
+    # ② by the NIC but ⑤ by the kernel: what is left is the application's clock, and says so.
+    sequence = p.start(3, 1000, 7)
+    p.stamped(sequence, far + 10, HARD)
+    p.receive(packet(Kind.ACK1, sequence), 1100, 1150, KERNEL)
+    result = p.receive(packet(Kind.ACK2, sequence, delay=30), 1120, 1160, KERNEL)
+    assert (result.rtt_ns, result.stamp_source) == (70, "application")
+
+
+def test_responder_delay_is_of_one_clock_or_the_applications():
+    for t4, source, expected in ((530, HARD, 30), (9, KERNEL, 50), (None, KERNEL, 50)):
+        r = Responder(7)
+        _, token = r.receive(packet(Kind.PROBE, 1, qpn=7), 500, 1000, HARD)
+        ack2, _ = r.stamped(token, t4, 1050, source)
+        assert decode(ack2).delay_ns == expected

@@ -230,7 +230,7 @@ class Worker:
                     self._packet(packet, event)
             elif isinstance(event, Stamped):
                 if event.token & _RESPONSE:
-                    self._acknowledge(event.token ^ _RESPONSE, event.nic_ns, None)
+                    self._acknowledge(event.token ^ _RESPONSE, event, None)
                 else:
                     self.prober.stamped(event.token, event.nic_ns, event.source)
             else:
@@ -243,7 +243,7 @@ class Worker:
         kind = packet.kind
         if kind is Kind.ACK1 or kind is Kind.ACK2:
             if packet.target_qpn == self.transport.qpn:
-                outcome = self.prober.receive(packet, event.nic_ns, event.now_ns)
+                outcome = self.prober.receive(packet, event.nic_ns, event.now_ns, event.source)
                 if isinstance(outcome, Result):
                     self._count(outcome)
                 elif isinstance(outcome, Late):
@@ -258,8 +258,7 @@ class Worker:
                 trace.reached = packet.hop
 
     def _answer(self, packet: Packet, event: Received) -> None:
-        t3 = event.now_ns if event.nic_ns is None else event.nic_ns
-        answer = self.responder.receive(packet, t3)
+        answer = self.responder.receive(packet, event.nic_ns, event.now_ns, event.source)
         if answer is None:
             return
         data, token = answer
@@ -270,10 +269,10 @@ class Worker:
             self.send_errors += 1
             return
         if stamp is not None:
-            self._acknowledge(token, stamp.nic_ns, peer)
+            self._acknowledge(token, stamp, peer)
         elif event.nic_ns is None:
             # No NIC stamps at all: the application's clock stands for ③ and ④ alike.
-            self._acknowledge(token, time.time_ns(), peer)
+            self._acknowledge(token, None, peer)
         else:
             self._await(token, peer)
 
@@ -282,8 +281,12 @@ class Worker:
         if len(self._awaiting) > 65536:
             self._awaiting.popitem(last=False)
 
-    def _acknowledge(self, token: int, t4_ns: int, peer: Peer | None) -> None:
-        answer = self.responder.stamped(token, t4_ns)
+    def _acknowledge(self, token: int, stamp: Stamped | None, peer: Peer | None) -> None:
+        now = time.time_ns()
+        if stamp is None:
+            answer = self.responder.stamped(token, None, now)
+        else:
+            answer = self.responder.stamped(token, stamp.nic_ns, now, stamp.source)
         peer = peer or self._awaiting.pop(token, None)
         if answer is None or peer is None:
             return

@@ -1,0 +1,79 @@
+"""The controller's routes: who may ask, what is refused."""
+
+import msgspec
+import pytest
+from starlette.testclient import TestClient
+
+from kansoku.app.fabric import controller_app, make_service
+from kansoku.fabric.messages import Pinglist, Register, RnicAddress, ServiceTuple
+from kansoku.fabric.settings import Settings
+from kansoku.fabric.summary import Report, RowColumns
+
+PACK = {"content-type": "application/msgpack"}
+
+
+@pytest.fixture
+def client():
+    service = make_service(
+        "sakuraone-h100", settings=Settings(), clock=lambda: 1_000_000_000_000, token="secret"
+    )
+    with TestClient(
+        controller_app(service), headers={"authorization": "Bearer secret", **PACK}
+    ) as made:
+        made.service = service
+        yield made
+
+
+def post(client, path, body, **options):
+    return client.post(path, content=msgspec.msgpack.encode(body), **options)
+
+
+def register(client, name="c001/mlx5_0", qpn=5):
+    return post(
+        client, "/fabric/register", Register("c001", 1, [RnicAddress(name, "10.0.0.1", qpn)])
+    )
+
+
+def test_without_the_token_nothing_is_said(client):
+    wrong = {"authorization": "Bearer guess"}
+    for path in ("/fabric/status", "/fabric/matrix", "/fabric/pinglist"):
+        assert client.get(path, headers=wrong).status_code == 401
+    for path in ("/fabric/register", "/fabric/leave", "/fabric/report"):
+        assert post(client, path, [], headers=wrong).status_code == 401
+    assert client.delete("/fabric/service/1", headers=wrong).status_code == 401
+
+
+def test_register_then_fetch_then_not_modified(client):
+    query = "/fabric/pinglist?rnic=c001/mlx5_0&qpn=5"
+    assert client.get(query).status_code == 409
+    assert register(client).status_code == 200
+    assert register(client, "c002/mlx5_0", 6).status_code == 200
+    answer = client.get(query)
+    pinglist = msgspec.msgpack.decode(answer.content, type=Pinglist)
+    targets = {entry.target: entry for entry in pinglist.probes.entries()}
+    (entry,) = targets.values()  # of 800 RNICs only the other one is there
+    assert (entry.address, entry.qpn) == ("10.0.0.1", 6)
+    assert client.get(f"{query}&version={pinglist.version}").status_code == 304
+    assert client.get("/fabric/pinglist?rnic=c001/mlx5_0&qpn=4").status_code == 409
+
+
+def test_nonsense_is_refused_with_its_reason(client):
+    assert register(client, "stranger/eth0").status_code == 400
+    assert client.post("/fabric/report", content=b"\xc1").status_code == 400
+    assert post(client, "/fabric/report", [{"rnic": 5}]).status_code == 400
+    assert client.get("/fabric/matrix?by=rack").status_code == 400
+    torn = Report("c001/mlx5_0", 1, 0, 20, RowColumns([b"abc"]))
+    assert post(client, "/fabric/report", [torn]).status_code == 200
+    assert client.service.refused == 1
+
+
+def test_a_service_can_be_told_in_json_too(client):
+    tuples = [ServiceTuple("c001/mlx5_0", "c051/mlx5_0", 50000)]
+    answer = client.put(
+        "/fabric/service/42", content=msgspec.json.encode(tuples),
+        headers={"content-type": "application/json"},
+    )  # fmt: skip
+    assert msgspec.msgpack.decode(answer.content) == {"tuples": 1}
+    assert client.get("/fabric/status").json()["fabric"]["jobs"] == {"42": 1}
+    client.delete("/fabric/service/42")
+    assert client.get("/fabric/status").json()["fabric"]["jobs"] == {}
