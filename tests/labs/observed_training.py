@@ -103,7 +103,7 @@ def _rank(plan, rank, rendezvous):
             if (plan.slow == "forward" and here) or (
                 plan.slow == "rotating" and step_now % plan.ranks == rank
             ):
-                _spin(plan.extra_ms)
+                _spin(plan.extra_ms * (2 if plan.slow == "rotating" else 1))
             return self.head(self.layers(x.repeat(16, 1)))
 
     class SGD(torch.optim.SGD):
@@ -120,7 +120,8 @@ def _rank(plan, rank, rendezvous):
     )
     model = nn.parallel.DistributedDataParallel(Model())
     optimizer = SGD(model.parameters(), lr=0.01)
-    kept = [{"n": n} for n in range(120_000)] if plan.slow == "gc" and here else []
+    gc.freeze()  # what was imported is not this training's garbage
+    kept = [[n] for n in range(400_000)] if plan.slow == "gc" and here else []
     gc.disable()
     for step_now, (x, y) in enumerate(DataLoader(Data(), batch_size=8)):
         optimizer.zero_grad()

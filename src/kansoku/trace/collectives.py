@@ -108,7 +108,7 @@ def collective_rows(spans: pl.DataFrame, facts: RunFacts) -> pl.DataFrame:
 
 
 def arrivals(rows: pl.DataFrame, clocks: ClockModel | None = None) -> pl.DataFrame:
-    """Add to each synchronous collective of two or more ranks who came when.
+    """Return each rank's part in synchronous collectives of two or more ranks: who came when.
 
     Columns added: ``arrival_ns`` and ``finish_ns`` on the reference clock, ``first_ns`` and
     ``last_ns`` (first and last arrival), ``seen`` (members matched), ``wait_ns`` (last arrival
@@ -119,14 +119,22 @@ def arrivals(rows: pl.DataFrame, clocks: ClockModel | None = None) -> pl.DataFra
         & pl.col("group").is_not_null()
         & pl.col("sequence").is_not_null()
     )
+    start, end = pl.col("start_ns"), pl.col("end_ns")
     if clocks is not None:
-        rows = rows.with_columns(
-            arrival_ns=clocks.corrected("start_ns"), finish_ns=clocks.corrected("end_ns")
-        )
-    else:
-        rows = rows.with_columns(arrival_ns=pl.col("start_ns"), finish_ns=pl.col("end_ns"))
-    # Group names repeat millions of times: number them once, so that matching compares integers.
-    rows = rows.with_columns(group_number=pl.col("group").cast(pl.Categorical).to_physical())
+        start, end = clocks.corrected("start_ns"), clocks.corrected("end_ns")
+    rows = rows.select(
+        "rank",
+        "step",
+        "group",
+        "sequence",
+        "op",
+        "bytes",
+        "end_ns",
+        arrival_ns=start,
+        finish_ns=end,
+        # Group names repeat millions of times: numbered once, matching compares integers.
+        group_number=pl.col("group").cast(pl.Categorical).to_physical(),
+    )
     matched = rows.group_by("group_number", "sequence").agg(
         first_ns=pl.col("arrival_ns").min(),
         last_ns=pl.col("arrival_ns").max(),

@@ -43,6 +43,7 @@ _EVALUATION = len(PHASES)
 _CLASSES = len(PHASES) + 1
 # Kind codes: the phases, then these.
 _KINDS = {**_PHASE_INDEX, "collective_wait": _COLLECTIVE, "evaluation": _EVALUATION}
+_SPANS_AT_ONCE = 600_000
 _STEP_ROWS = pl.Schema({**table_schema("steps"), "run_delay_ns": pl.Int64()})
 _QUEUE_ROWS = pl.Schema(
     {"rank": pl.Int32(), "step": pl.Int32(), "kind": pl.String(), "queue_ns": pl.Int64()}
@@ -86,7 +87,8 @@ class _Axis:
 
 
 def _axis(rank: Ints, start: Ints, end: Ints) -> tuple[_Axis, Ints]:
-    ranks, index = np.unique(rank, return_inverse=True)
+    ranks = np.flatnonzero(np.bincount(rank))
+    index = np.searchsorted(ranks, rank)
     low = np.full(len(ranks), np.iinfo(np.int64).max)
     high = np.full(len(ranks), np.iinfo(np.int64).min)
     np.minimum.at(low, index, start)
@@ -214,6 +216,16 @@ def step_rows(
     ``resources`` holds ``rank, step, id, tokens, flops, peak_rss_bytes`` of step spans and, where
     recorded, ``queued_ns`` of phases; what is in neither comes from ``facts``.
     """
+    bounds = _rank_bounds(spans)
+    if len(bounds) > 1:
+        return pl.concat(
+            step_rows(
+                spans.filter((pl.col("rank") >= first) & (pl.col("rank") < end)),
+                facts=facts,
+                resources=resources,
+            )
+            for first, end in bounds
+        )
     # Narrow first: names, groups and dtypes of millions of spans are not needed here.
     narrow = spans.select("rank", "kind", "start_ns", "duration_ns", "thread", "attributes")
     last_ns = _last_record(narrow)
@@ -256,6 +268,14 @@ def step_rows(
         run_delay_ns="run_delay_ns",
     )
     return _with_facts(rows, facts).cast(dict(_STEP_ROWS)).select(list(_STEP_ROWS))  # type: ignore[arg-type]
+
+
+def _rank_bounds(spans: pl.DataFrame) -> list[tuple[int, int]]:
+    """Cut millions of spans by rank: the sweep's arrays stay small. Ranks never meet in it."""
+    count = -(-len(spans) // _SPANS_AT_ONCE)
+    ranks = spans["rank"].drop_nulls().unique().sort().to_list() if count > 1 else []
+    firsts = ranks[:: -(-len(ranks) // count)] if ranks else []
+    return list(zip(firsts, [*firsts[1:], ranks[-1] + 1], strict=True)) if ranks else []
 
 
 def _run_delays(resources: pl.DataFrame) -> pl.DataFrame:
