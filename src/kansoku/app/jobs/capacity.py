@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kansoku.app.jobs._context import Clock, seconds, stamp
+from kansoku.app.jobs._context import Clock, resolve_window, seconds, stamp
 from kansoku.app.jobs.heat import heatmap
 from kansoku.catalog import load_cluster
 from kansoku.errors import ConfigurationError, InputError, KansokuError
@@ -90,9 +90,12 @@ def idle(  # noqa: PLR0913 - the flags of the command, by keyword
             notes.append(f"Reserved nodes unknown: {error}")
     power, allocations = None, None
     try:
+        window = resolve_window(since, until, None, now=now)
+        # Exporters sample once a minute: finer columns would be full of holes.
+        columns = min(max((window.until_ns - window.since_ns) // (120 * NS), 1), 720)
         matrix = heatmap(
             quantity, since=since, until=until, cluster=None, store=store, promql=promql,
-            query=query, columns=288, jobs=False, now=now,
+            query=query, columns=columns, jobs=False, now=now,
         )  # fmt: skip
     except KansokuError as error:
         notes.append(f"No {quantity}: {error}")

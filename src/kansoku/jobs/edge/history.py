@@ -78,6 +78,7 @@ _TABLES = {
 # Compaction joins small segments once there are this many of them.
 _SMALL_ROWS = 100_000
 _MOST_SMALL = 24
+_UNNAMED = "?"
 _ROW = "\u0085row"
 
 
@@ -132,20 +133,33 @@ class ParquetHistory:
     def merge(self, table: str, frame: pl.DataFrame) -> Merged:
         """Add rows to a table by its key; final states never go back to earlier ones."""
         kind = self._kind(table)
-        frame = frame.select(list(kind.schema)).with_columns(pl.col("cluster").fill_null("?"))
+        frame = frame.select(list(kind.schema))
         given = frame.height
-        if table == "jobs":
-            # Within one import the finished reading of an incarnation stands, then the last.
-            frame = frame.with_columns(_final().alias("\u0085final")).sort(
-                "\u0085final", maintain_order=True
-            )
-            frame = frame.unique(kind.key, keep="last", maintain_order=True).drop("\u0085final")
-        else:
-            frame = frame.unique(kind.key, keep="last", maintain_order=True)
         if frame.is_empty():
-            return Merged(unchanged=given)
+            return Merged()
         with self._lock():
-            return self._merge(table, kind, frame, given)
+            frame = self._named(table, kind, frame)
+            return self._merge(table, kind, _once(table, kind, frame), given)
+
+    def _named(self, table: str, kind: _Table, frame: pl.DataFrame) -> pl.DataFrame:
+        """Name the cluster of rows from files that do not say it, where there is only one.
+
+        Otherwise the same job would be kept twice, once without its cluster.
+        """
+        segments = self._manifest(table)
+        kept = {c for s in segments for c in s["clusters"]} - {_UNNAMED}
+        given = set(frame["cluster"].drop_nulls().unique().to_list())
+        names = kept | given
+        name = next(iter(names)) if len(names) == 1 else _UNNAMED
+        stale = [s for s in segments if _UNNAMED in s["clusters"]]
+        if name != _UNNAMED and stale:
+            for segment in stale:
+                path = self.folder / table / segment["file"]
+                rows = self._living(path, segment["dead"]).collect()
+                rows = rows.with_columns(pl.col("cluster").replace(_UNNAMED, name))
+                segments[segments.index(segment)] = self._write_segment(table, kind, rows)
+            self._write_manifest(table, segments)
+        return frame.with_columns(pl.col("cluster").fill_null(name))
 
     def _merge(self, table: str, kind: _Table, frame: pl.DataFrame, given: int) -> Merged:
         segments = self._manifest(table)
@@ -207,7 +221,14 @@ class ParquetHistory:
         frame.write_parquet(partial, compression="lz4" if frame.height > _SMALL_ROWS else "zstd")
         partial.replace(path)
         low, high = _range(frame, kind)
-        return {"file": name, "rows": frame.height, "low": low, "high": high, "dead": []}
+        return {
+            "file": name,
+            "rows": frame.height,
+            "low": low,
+            "high": high,
+            "clusters": sorted(frame["cluster"].unique().to_list()),
+            "dead": [],
+        }
 
     def _manifest(self, table: str) -> list[dict]:  # type: ignore[type-arg]
         path = self.folder / table / "manifest.json"
@@ -243,6 +264,15 @@ class ParquetHistory:
             raise InputError(
                 f"no history table {table!r}; there are {', '.join(_TABLES)}"
             ) from None
+
+
+def _once(table: str, kind: _Table, frame: pl.DataFrame) -> pl.DataFrame:
+    """Keep one row per key: the last, but a finished reading of a job before an unfinished one."""
+    if table != "jobs":
+        return frame.unique(kind.key, keep="last", maintain_order=True)
+    order = frame.with_columns(_final().alias("\u0085final"))
+    order = order.sort("\u0085final", maintain_order=True)
+    return order.unique(kind.key, keep="last", maintain_order=True).drop("\u0085final")
 
 
 def _final() -> pl.Expr:
