@@ -198,6 +198,8 @@ def rank_verdicts(
 
 def short_name(name: str, *, width: int = 56) -> str:
     """Return a kernel name a person can read: without return type, template and parameters."""
+    if name.startswith("Mem"):  # Memcpy HtoD (Pinned -> Device): the brackets are the name
+        return name
     text = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     depth, out = 0, []
     for character in text:
