@@ -1,7 +1,10 @@
 """Resources per step, phase and token of a run: record them, join them, show them."""
 
+import contextlib
+import logging
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,10 @@ __all__ = [
     "resources_answer",
     "resources_blocks",
     "run_samples",
+    "watched_resources",
 ]
+
+_log = logging.getLogger(__name__)
 
 
 def record_resources(
@@ -33,6 +39,28 @@ def record_resources(
     It runs in a thread of the calling process, not of the job's ranks.
     """
     return FastSampler(folder, node=node or Machine().name, interval_s=interval_s)
+
+
+@contextlib.contextmanager
+def watched_resources(folder: Path | None, node: str) -> Iterator[None]:
+    """Sample this node fast while the block runs, into ``folder``; whatever fails costs samples.
+
+    ``KANSOKU_SAMPLING_MS`` sets the time between samples (50; 0 switches it off).
+    """
+    sampler = None
+    try:
+        interval_ms = float(os.environ.get("KANSOKU_SAMPLING_MS", "50"))
+        if folder is not None and interval_ms > 0:
+            sampler = record_resources(folder, node=node, interval_s=interval_ms / 1e3)
+            sampler.start()
+    except Exception:  # noqa: BLE001 - the job goes on without us
+        _log.warning("no fast samples of this node", exc_info=True)
+    try:
+        yield
+    finally:
+        if sampler is not None:
+            with contextlib.suppress(Exception):
+                sampler.close()
 
 
 def run_samples(run_folder: Path | str) -> pl.DataFrame:
@@ -113,7 +141,7 @@ def resources_blocks(use: ResourceUse) -> Sequence[Block]:
         )
         for row in _by_phase(use).to_dicts()
     ]
-    if rows:
+    if any(energy is not None or traffic for _, _, energy, traffic, _ in rows):
         note = "Sums over ranks and steps; the limits of error come from the time between samples"
         if use.sampling_ns is not None:
             note += f" ({use.sampling_ns / 1e6:.0f} ms)"

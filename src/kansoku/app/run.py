@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kansoku.app._run_live import LiveLine
+from kansoku.app.resources import watched_resources
 from kansoku.capture import environment, write_payload
 from kansoku.capture.payload.drain import Drain
 from kansoku.errors import InputError
@@ -77,7 +78,8 @@ def run(
         )
     previous = _forward_signals(child)
     try:
-        _watch(child, launch, live, say)
+        with watched_resources(launch.out / launch.node if launch.drains else None, launch.node):
+            _watch(child, launch, live, say)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

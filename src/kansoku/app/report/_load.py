@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from kansoku.app.resources import ResourceUse, attach_resources, run_samples
 from kansoku.errors import InputError
 from kansoku.formats.run_directory import ProcessState, read_run
 from kansoku.formats.run_tables import read_tables
@@ -44,6 +45,8 @@ class LoadedRun:
     peak: Mapping[str, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     """What could not be read or seen, in sentences."""
+    use: ResourceUse | None = None
+    """Energy and traffic of steps and phases; None where the node was not sampled."""
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -81,6 +84,9 @@ def load_run(path: Path | str) -> LoadedRun:
         if tables.spans is not None:
             spans = pl.concat([spans, tables.spans]) if len(spans) else tables.spans
     steps = merge_steps(step_rows(spans, facts=facts, resources=data.resources), kept)
+    use = _resource_use(path, steps, spans, facts)
+    if use is not None:
+        steps = use.steps.select(steps.columns)  # the error columns stay in ``use``
     rows = collective_rows(spans, facts)
     nodes = {rank.rank: rank.node for rank in facts.ranks if rank.rank is not None}
     matched = arrivals(rows)
@@ -98,7 +104,17 @@ def load_run(path: Path | str) -> LoadedRun:
         layout=read_layout(facts, spans),
         counters=data.counters,
         resources=data.resources,
+        use=use,
         processes=data.processes,
         peak=data.peak,
         missing=tuple(dict.fromkeys(missing)),
     )
+
+
+def _resource_use(
+    path: Path, steps: pl.DataFrame, spans: pl.DataFrame, facts: RunFacts
+) -> ResourceUse | None:
+    samples = run_samples(path) if path.is_dir() else None
+    if samples is None or samples.is_empty() or steps.is_empty():
+        return None
+    return attach_resources(steps, spans, samples, facts=facts)

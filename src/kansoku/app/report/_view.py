@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from kansoku.app.report._resources import phase_resources
+from kansoku.app.resources import resources_blocks
 from kansoku.model import PHASES, Phase, Severity, Verdict
 from kansoku.trace.collectives import CollectiveSummary
 from kansoku.view import (
@@ -58,6 +59,8 @@ def build_view(report: "Report") -> View:
     blocks += _where(report)
     blocks += _collectives(report)
     blocks += _resources(report)
+    if report.run.use is not None:
+        blocks += resources_blocks(report.run.use)
     blocks += _clocks(report)
     blocks += _timeline(report)
     if report.missing:

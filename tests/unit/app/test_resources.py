@@ -1,0 +1,100 @@
+"""Places of ranks, the report's section, and sampling that never harms the job."""
+
+import polars as pl
+import pytest
+
+from kansoku.app.resources import (
+    SAMPLES_SCHEMA,
+    attach_resources,
+    places_of,
+    resources_answer,
+    resources_blocks,
+    run_samples,
+    watched_resources,
+)
+from kansoku.catalog import load_cluster
+from kansoku.model import RankFacts, RunFacts, table_schema
+from kansoku.view import Table
+
+S = 1_000_000_000
+T0 = 1_800_000_000 * S
+
+
+def rank(number, node, device="NVIDIA H100 80GB HBM3"):
+    return RankFacts(
+        rank=number, local_rank=number % 8, world_size=16, node=node, pid=1, device=device,
+        torch_version=None, python_version=None, parameters=None,
+    )  # fmt: skip
+
+
+def facts(*ranks):
+    return RunFacts(
+        run="r", command=("x",), start_ns=T0, end_ns=None, exit_code=None, slurm_job=None,
+        nodes=("c001",), ranks=tuple(ranks),
+    )  # fmt: skip
+
+
+def test_places_follow_the_cluster_file():
+    """SAKURAONE: the NIC of GPU 3 is mlx5_4, of GPU 7 mlx5_11."""
+    ranks = facts(*(rank(n, "c001") for n in range(8)))
+    found = places_of(ranks, cluster=load_cluster("sakuraone-h100"))
+    assert (found[3].gpu, found[3].nics, found[3].share) == ("gpu3", ("mlx5_4",), 1 / 8)
+    assert found[7].nics == ("mlx5_11",)
+    assert places_of(ranks)[3].nics is None
+
+
+def test_a_cpu_rank_has_no_gpu():
+    assert places_of(facts(rank(0, "n", device="cpu")))[0].gpu is None
+
+
+@pytest.fixture
+def use():
+    samples = pl.DataFrame(
+        [("c001", "gpu0", "energy_j", T0 + i * S // 10, 50.0 * i) for i in range(21)],
+        schema=SAMPLES_SCHEMA,
+        orient="row",
+    )
+    steps = pl.DataFrame(
+        [{"rank": 0, "step": 1, "start_ns": T0, "duration_ns": S, "tokens": 1000.0}],
+        schema=table_schema("steps"),
+    )
+    spans = pl.DataFrame(
+        [{"rank": 0, "kind": "forward", "start_ns": T0, "duration_ns": S // 4, "thread": 1}],
+        schema=table_schema("spans"),
+    )
+    return attach_resources(steps, spans, samples, facts=facts(rank(0, "c001")))
+
+
+def test_the_answer_and_the_table(use):
+    """500 W for one second, a quarter of it in forward."""
+    answer = resources_answer(use)
+    assert answer["energy_j"] == pytest.approx(500)
+    assert answer["energy_per_token_j"] == pytest.approx(0.5)
+    assert answer["sampling_ms"] == 100
+    joules = {p["phase"]: p["energy_j"] for p in answer["phases"]}
+    assert joules == pytest.approx({"forward": 125, "other": 375})
+    assert sum(joules.values()) == pytest.approx(answer["energy_j"])
+    (table,) = [b for b in resources_blocks(use) if isinstance(b, Table)]
+    assert [row[0] for row in table.rows] == ["forward", "other"]
+    assert use.steps["energy_j"].to_list() == pytest.approx([500])
+
+
+def test_sampling_writes_beside_the_run_and_reads_back(tmp_path, monkeypatch):
+    monkeypatch.setenv("KANSOKU_SAMPLING_MS", "10")
+    with watched_resources(tmp_path / "n", "n"):
+        pass
+    found = run_samples(tmp_path)
+    assert set(found["node"]) <= {"n"}
+
+
+@pytest.mark.parametrize("setting", ["0", "nonsense"])
+def test_off_or_wrong_settings_cost_samples_only(tmp_path, monkeypatch, setting):
+    monkeypatch.setenv("KANSOKU_SAMPLING_MS", setting)
+    with watched_resources(tmp_path / "n", "n"):
+        pass
+    assert run_samples(tmp_path).is_empty()
+
+
+def test_an_error_of_the_job_passes_through(tmp_path):
+    with pytest.raises(RuntimeError, match="of the job"), watched_resources(tmp_path / "n", "n"):
+        raise RuntimeError("of the job")
