@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 _SLOW = 2.0
 _MEMORY_STEPS = 50
 _MAX_RUNS = 64
+_MAX_SLOW = 20
+"""Slow steps of one run in one look whose spans travel: a noisy job must not flood the centre."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +120,14 @@ class RingFollower:
 
     def _wanted(self, run: str, fresh: pl.DataFrame) -> pl.DataFrame:
         chosen: list[tuple[int, int]] = []
+        slow_steps = 0
         for rank, step, duration in fresh.select("rank", "step", "duration_ns").iter_rows():
             state = self._ranks[run, rank]
             usual = median(state.durations) if len(state.durations) >= 5 else None
-            if step % self._sample_every == 0 or (usual and duration > _SLOW * usual):
+            slow = bool(usual) and duration > _SLOW * (usual or 0)
+            if step % self._sample_every == 0 or (slow and slow_steps < _MAX_SLOW):
                 chosen.append((rank, step))
+                slow_steps += slow
             state.durations.append(duration)
             state.last_step = max(state.last_step, step)
         schema = {"rank": pl.Int32, "step": pl.Int32}
