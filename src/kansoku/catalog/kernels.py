@@ -54,6 +54,8 @@ class KernelRules:
     categories: dict[str, RowKind]
     """Lower-case category to kind."""
     sync_names: tuple[re.Pattern[str], ...]
+    idle_calls: tuple[re.Pattern[str], ...]
+    """Names of runtime calls that launch nothing and wait for nothing."""
     collective_names: tuple[re.Pattern[str], ...]
     operations: tuple[tuple[re.Pattern[str], str], ...]
     families: tuple[tuple[re.Pattern[str], str], ...]
@@ -84,6 +86,10 @@ class KernelRules:
                 pass
         return kind
 
+    def is_idle_call(self, name: str) -> bool:
+        """Say whether a runtime call of this name neither launches nor waits."""
+        return any(rule.search(name) for rule in self.idle_calls)
+
     def operation(self, name: str) -> str:
         """Return the collective's operation in one word, ``unknown`` where nothing matches."""
         return next((word for rule, word in self.operations if rule.search(name)), "unknown")
@@ -110,6 +116,7 @@ def kernel_rules() -> KernelRules:
     return KernelRules(
         categories={name: _FROM_DATA[kind] for name, kind in data["categories"].items()},
         sync_names=tuple(re.compile(row["pattern"]) for row in data["sync_names"]),
+        idle_calls=tuple(re.compile(row["pattern"]) for row in data["idle_calls"]),
         collective_names=tuple(re.compile(row["pattern"]) for row in data["collective_names"]),
         operations=tuple((re.compile(r["pattern"]), r["operation"]) for r in data["operations"]),
         families=tuple((re.compile(r["pattern"]), r["family"]) for r in data["families"]),

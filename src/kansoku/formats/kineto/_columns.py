@@ -133,8 +133,14 @@ def _columns(decoded: Decoded, *, exact: bool) -> Batch:
     table = _KINDS
     events = decoded.events
     kinds = [table[event.cat] for event in events]
-    kept = [event for event, kind in zip(events, kinds, strict=True) if kind in _KEPT_CATEGORIES]
-    row_kinds = [kind for kind in kinds if kind in _KEPT_CATEGORIES]
+    pairs = [
+        (event, kind)
+        for event, kind in zip(events, kinds, strict=True)
+        if kind in _KEPT_CATEGORIES
+        and not (kind is RowKind.LAUNCH and _is_idle_call(str(event.name)))
+    ]
+    kept = [event for event, _ in pairs]
+    row_kinds = [kind for _, kind in pairs]
     operators = [e for e, kind in zip(events, kinds, strict=True) if kind is RowKind.OPERATOR]
     python = [e for e, kind in zip(events, kinds, strict=True) if kind is RowKind.PYTHON]
     for kind, extra in (
@@ -325,6 +331,11 @@ def _refined(
 def _refine(kind: RowKind, name: str, *, said: bool) -> RowKind:
     """Apply the rules; names repeat in every chunk, and patterns are slow."""
     return kernel_rules().refine(kind, name, has_collective_arguments=said)
+
+
+@lru_cache(maxsize=1 << 14)
+def _is_idle_call(name: str) -> bool:
+    return kernel_rules().is_idle_call(name)
 
 
 def _ids(values: list[Any]) -> NDArray[np.int64]:

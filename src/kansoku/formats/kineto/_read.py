@@ -18,6 +18,7 @@ from kansoku.formats.kineto._trace import KinetoTrace
 
 __all__ = ["read_trace"]
 
+_BLOCK_ROWS = 1 << 16
 _AHEAD = 4
 """Chunks in flight to other processes: enough to keep two cores busy, few enough for memory."""
 
@@ -91,6 +92,8 @@ class _Merger:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self._parts: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
+        self._blocks: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
+        self._loose = 0
         self._names: dict[str, int] = {}
         self._lanes: dict[Any, int] = {}
         self._collectives: dict[Any, int] = {}
@@ -116,6 +119,9 @@ class _Merger:
         columns["collective"][used] = codes
         for name, part in columns.items():
             self._parts[name].append(part)
+        self._loose += len(columns["kind"])
+        if self._loose >= _BLOCK_ROWS:
+            self._compact()
         for name, (calls, total, squares) in batch.operators.items():
             entry = self._operators.setdefault(name, [0, 0, 0.0])
             entry[0] += calls
@@ -132,6 +138,13 @@ class _Merger:
             self._starts.append(batch.host_start_ns)
             self._ends.append(batch.host_end_ns)
         self._tail = batch.tail
+
+    def _compact(self) -> None:
+        """Join the small parts since the last time: left lying about they fragment the heap."""
+        for name, parts in self._parts.items():
+            self._blocks[name].append(np.concatenate(parts))
+            parts.clear()
+        self._loose = 0
 
     def finish(
         self, source: Source, header: Piece, problems: list[str], rank: int | None
@@ -171,7 +184,7 @@ class _Merger:
         return trace
 
     def _join(self, name: str) -> NDArray[Any]:
-        parts = self._parts.pop(name)
+        parts = self._blocks.pop(name) + self._parts.pop(name)
         return np.concatenate(parts) if parts else np.empty(0, COLUMNS[name])
 
     def _drop_zero_stamps(self, columns: dict[str, NDArray[Any]]) -> None:
