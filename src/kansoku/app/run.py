@@ -67,22 +67,23 @@ def run(
     child_environment = environment(
         base, payload=str(launch.payload), run=launch.run, out=str(launch.out), node=launch.node
     )
+    signals = _Signals()
     try:
-        child = subprocess.Popen(command, env=child_environment)
+        child = signals.child = subprocess.Popen(command, env=child_environment)
     except OSError as error:
+        signals.restore()
         code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
         launch.end(code)
         message = f"{command[0]}: {error.strerror or error}"
         return RunOutcome(
             exit_code=code, signal=None, out=launch.out, run=launch.run, message=message
         )
-    previous = _forward_signals(child)
     try:
+        signals.deliver()
         with watched_resources(launch.out / launch.node if launch.drains else None, launch.node):
             _watch(child, launch, live, say)
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        signals.restore()
     killed_by = -child.returncode if child.returncode < 0 else None
     code = 128 + killed_by if killed_by else child.returncode
     launch.end(code)
@@ -252,17 +253,36 @@ def _make_ring_dir(folder: Path) -> None:
         return  # the recorder will find the same, and run without a ring
 
 
-def _forward_signals(child: subprocess.Popen[bytes]) -> dict[int, Any]:
+class _Signals:
     """Pass on what is sent to us; the terminal sends Ctrl-C to the job itself."""
-    previous: dict[int, Any] = {}
-    try:
-        for number in _FORWARDED:
-            previous[number] = signal.signal(number, lambda got, _: child.send_signal(got))
-        for number in (signal.SIGINT, signal.SIGQUIT):
-            previous[number] = signal.signal(number, lambda *_: None)
-    except ValueError:  # not the main thread: somebody else's signals
-        pass
-    return previous
+
+    def __init__(self) -> None:
+        self.child: subprocess.Popen[bytes] | None = None
+        self._waiting: list[int] = []
+        self._previous: dict[int, Any] = {}
+        try:  # before the job starts: one sent right after it must not end us alone
+            for number in _FORWARDED:
+                self._previous[number] = signal.signal(number, self._pass_on)
+            for number in (signal.SIGINT, signal.SIGQUIT):
+                self._previous[number] = signal.signal(number, lambda *_: None)
+        except ValueError:  # not the main thread: somebody else's signals
+            pass
+
+    def _pass_on(self, number: int, _: object) -> None:
+        if self.child is None:
+            self._waiting.append(number)
+        else:
+            self.child.send_signal(number)
+
+    def deliver(self) -> None:
+        """Pass on what came before there was a child."""
+        while self._waiting and self.child is not None:
+            self.child.send_signal(self._waiting.pop(0))
+
+    def restore(self) -> None:
+        """Put the handlers back that were there before."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
 
 def _watch(
