@@ -1,0 +1,1 @@
+"""Effects of the benchmarks: launched workers, endpoints, files."""
