@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kansoku.cli._flags import StoreFlag
+from kansoku.cli._flags import ClusterFlag, StoreFlag
 from kansoku.errors import InputError
 
 __all__ = ["command"]
@@ -37,6 +37,7 @@ def _size(text: str | None, flag: str) -> int | None:
 
 def command(
     store: StoreFlag = None,
+    cluster: ClusterFlag = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the pages and the API; 0: any free.")] = 8080,
     otlp_port: Annotated[int, typer.Option(help="Port of OTLP over HTTP.")] = 4318,
@@ -59,6 +60,7 @@ def command(
     """Receive OTLP, keep it, answer queries and show pages, in one process."""
     from kansoku.app.serve import Server, ServeSettings
     from kansoku.app.store import default_store
+    from kansoku.catalog import load_cluster
     from kansoku.store import Retention, StoreLimits
 
     if store is not None and store.startswith(("http://", "https://")):
@@ -73,6 +75,7 @@ def command(
         certificate=certificate,
         key=key,
         client_authority=client_ca,
+        cluster=load_cluster(cluster) if cluster else None,
         store=StoreLimits(
             retention=Retention(
                 default_age_s=_age(retention, "--retention"),

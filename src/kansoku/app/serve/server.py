@@ -22,6 +22,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kansoku.app.serve.access import Access, is_loopback
 from kansoku.app.serve.api import Api, api_routes
+from kansoku.app.serve.session import CookieSession
+from kansoku.catalog import Cluster
 from kansoku.errors import ConfigurationError, DependencyError, PlatformError
 from kansoku.store import LocalStore, StoreLimits
 from kansoku.telemetry import GrpcReceiver, GrpcTls, Intake, IntakeLimits, otlp_routes
@@ -50,6 +52,8 @@ class ServeSettings:
     store: StoreLimits = field(default_factory=StoreLimits)
     intake: IntakeLimits = field(default_factory=IntakeLimits)
     maintain_s: float = 30.0
+    cluster: Cluster | None = None
+    """What the pages know of the machine."""
 
     def check(self, access: Access) -> None:
         """Raise ConfigurationError for settings that would expose the data."""
@@ -84,12 +88,15 @@ class _PeerProtocol(H11Protocol):
         self.app = app
 
 
-def web_routes(store: LocalStore, access: Access) -> list[BaseRoute]:
-    """Return the routes of the web pages, where that package is installed."""
+def web_routes(store: LocalStore, access: Access, **more: Any) -> list[BaseRoute]:
+    """Return the routes of the web pages, where that package is installed.
+
+    Found by name at run time: the pages draw what this layer answers, never the other way round.
+    """
     if importlib.util.find_spec("kansoku.web") is None:
         return []
     web = importlib.import_module("kansoku.web")
-    routes: list[BaseRoute] = list(web.routes(store=store, access=access))
+    routes: list[BaseRoute] = list(web.routes(store=store, access=access, **more))
     return routes
 
 
@@ -115,8 +122,14 @@ class Server:
             store=self.store, access=self.access, statistics=self.statistics, clock_ns=clock_ns
         )
         incoming = otlp_routes(self.intake, self._authorize)
-        pages = [*routes, *web_routes(self.store, self.access)]
-        self.app = Starlette(routes=[*api_routes(api), *incoming, *pages])
+        more = {
+            "statistics": self.statistics,
+            "cluster": settings.cluster,
+            "clock_ns": clock_ns,
+        }
+        # Pages come last: they answer every address that is nobody else's.
+        pages = [*routes, *web_routes(self.store, self.access, **more)]
+        self.app = CookieSession(Starlette(routes=[*api_routes(api), *incoming, *pages]))
         self._otlp_app = Starlette(routes=incoming)
         self._grpc: GrpcReceiver | None = None
         self._servers: list[uvicorn.Server] = []
