@@ -222,3 +222,30 @@ def test_model_facts_by_hand(cases):
     split = cases.data("tensor").facts.ranks[0]
     head = 3 * 2 * 64 * 32 * 64
     assert split.model_flops_per_step == (whole - head) / 2 + head
+
+
+@pytest.fixture(scope="module")
+def fallback(tmp_path_factory) -> Cases:
+    folder = tmp_path_factory.mktemp("fallback")
+    environment = observed_environment(folder, KANSOKU_NATIVE=0)
+    return run_cases(folder, ["ddp", "collectives"], environment)
+
+
+def test_without_a_compiler_flight_recorder_gives_the_counts(fallback):
+    counted = fallback.counted("ddp", 0)
+    seen = fallback.spans("ddp", 0, "collective").filter(pl.col("name") == "all_reduce")
+    gradients = seen.filter(pl.col("step").is_not_null())
+    assert gradients["bytes"].sum() == counted["gradient_bytes"] * counted["steps"]
+    assert set(gradients["attributes"].str.json_path_match("$.no_times")) == {"true"}
+    assert any("Flight Recorder" in text for text in fallback.data("ddp").missing)
+
+
+def test_without_a_compiler_python_is_seen_with_times(fallback):
+    expected = fallback.counted("collectives", 0)["expected"]
+    seen = fallback.spans("collectives", 0, "collective")
+    counts = dict(seen.group_by("name").len().iter_rows())
+    assert {name: counts.get(name, 0) for name in expected} == {
+        name: count for name, (count, _) in expected.items()
+    }
+    timed = seen.filter((pl.col("name") == "broadcast") & (pl.col("duration_ns") > 0))
+    assert len(timed) == 1

@@ -9,7 +9,7 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-from kansoku.capture.payload import native
+from kansoku.capture.payload import flight, native
 from kansoku.capture.payload.recorder import RECORDER
 from kansoku.model import ring
 
@@ -20,6 +20,7 @@ _WAIT = ring.KIND_CODES["collective_wait"]
 _clock = time.monotonic_ns
 _meshes: list[Any] = []
 _loaded = False
+_inside: list[str] = []
 _sequences: dict[tuple[str, int, str], int] = {}
 
 
@@ -192,6 +193,8 @@ _PYTHON = {
     "barrier": ("barrier", -1),
     "send": ("send", 0),
     "recv": ("recv", 0),
+    "gather": ("gather", 0),
+    "scatter": ("scatter", 0),
     "isend": ("send", 0),
     "irecv": ("recv", 0),
 }
@@ -211,6 +214,8 @@ def _patch_python(torch: ModuleType) -> None:
 
     from kansoku.capture.payload.hooks import _replace
 
+    if flight.join not in RECORDER.before_end:
+        RECORDER.before_end.append(flight.join)
     for function, (name, place) in _PYTHON.items():
         original = getattr(c10d, function, None)
         if original is None:
@@ -228,12 +233,18 @@ def _exchange(wrapped: Any, _: Any) -> Any:
 def _wrap_collective(original: Any, name: str, place: int) -> Any:
     @functools.wraps(original)
     def collective(*args: Any, **kwargs: Any) -> Any:
+        if _inside:  # torch's own send calls isend: one of them counts
+            return original(*args, **kwargs)
         begun = None
         try:
             begun = _begin(args, kwargs, name, place)
         except Exception:
             RECORDER.failed()
-        result = original(*args, **kwargs)
+        _inside.append(name)
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            _inside.pop()
         if begun is not None:
             try:
                 _end(begun, result)
@@ -284,5 +295,7 @@ def _end(begun: Any, result: Any) -> None:
         return
     if hasattr(result, "wait"):  # asynchronous: its end is not seen from Python
         writer.set_kind(span, _COLLECTIVE, ring.FLAG_ASYNC | ring.FLAG_NO_TIMES)
-    writer.close(span, start, _clock(), -1)
+    end = _clock()
+    writer.close(span, start, end, -1)
+    flight.SEEN.append((start, end))
     RECORDER.count(_COLLECTIVE, size)

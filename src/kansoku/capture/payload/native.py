@@ -95,15 +95,20 @@ def build(torch: Any) -> str:
 def load(torch: Any) -> Any:
     """Return the native recorder writing into this process's ring, None where it cannot be."""
     if os.environ.get("KANSOKU_NATIVE") == "0":
-        RECORDER.miss("collectives issued from C++: the native recorder is switched off")
+        RECORDER.miss(
+            "the times of collectives issued from C++ (the native recorder is switched off): "
+            "counted from Flight Recorder, the newest 2,000 at most"
+        )
         return None
     try:
         return Native(torch, build(torch))
     except Exception as error:
         warn("no native recorder")
+        reason = str(error).splitlines()[-1][:160] if str(error) else repr(error)
         RECORDER.miss(
-            "collectives issued from C++ and the end of asynchronous ones: the native recorder "
-            f"does not build here ({str(error).splitlines()[-1][:160] if str(error) else error!r})"
+            "the times of collectives issued from C++ and the end of asynchronous ones, counted "
+            "from Flight Recorder, the newest 2,000 at most: the native recorder does not build "
+            f"here ({reason})"
         )
         return None
 

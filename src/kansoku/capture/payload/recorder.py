@@ -8,6 +8,7 @@ joins a process group or trains.
 from __future__ import annotations
 
 import atexit
+import collections
 import mmap
 import os
 import platform
@@ -82,6 +83,8 @@ class Recorder:
         self._step_start = 0
         self._step_cpu = -1
         self._next_start = 0
+        self.step_starts: collections.deque[tuple[int, int]] = collections.deque(maxlen=4096)
+        self.before_end: list[Any] = []
         self._templates: dict[tuple[int, str, int, str], bytes] = {}
         self._counts: dict[int, list[int]] = {}
         self._anchored = 0
@@ -220,6 +223,11 @@ class Recorder:
         writer = self.writer
         if writer is None:
             return
+        for last in self.before_end:
+            try:
+                last()
+            except Exception:
+                self.failed()
         try:
             now = _clock()
             while self._stack:
@@ -385,6 +393,7 @@ class Recorder:
         self.step += 1
         self._step_start = self._next_start or now
         self._step_cpu = _cpu_clock()
+        self.step_starts.append((self.step, self._step_start))
         template = self.template(_STEP, "step")
         self._step_span = writer.open(template, self._step_start, self.step, 0)
         writer.remember(self._step_span, template, self.step, 0)
