@@ -4,7 +4,8 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,19 @@ def example_script() -> Path:
     )
 
 
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Let children's stdout go to stderr: what the training says is talk, the report is data."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def demo(
     *,
     out: Path | None = None,
@@ -71,12 +85,10 @@ def demo(
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": environment.get("GLOO_SOCKET_IFNAME", "lo"),
     }
-    # The training's own words go to stderr: stdout is for the report.
-    quiet = ["sh", "-c", 'exec "$@" 1>&2', "sh"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     job = ["--nproc-per-node", str(ranks), str(script or example_script()), "--steps", str(steps)]
-    command = [*quiet, *launch, *job]
-    outcome = run(command, out=folder, base_environment=environment, say=say)
+    with _stdout_to_stderr():
+        outcome = run([*launch, *job], out=folder, base_environment=environment, say=say)
     if outcome.exit_code != 0:
         raise PlatformError(
             f"the training ended with exit code {outcome.exit_code}",

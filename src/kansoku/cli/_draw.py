@@ -22,6 +22,7 @@ _MARKS = {Tone.GOOD: "✓ ", Tone.NOTICE: "! ", Tone.BAD: "✗ "}
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SHADES = " ░▒▓█"
 _SPARK_WIDTH = 60
+_ENDS_WIDTH = 24
 _MAX_LANES = 16
 _COLOURS = ("blue", "yellow", "green", "magenta", "red", "cyan")
 _KIND_COLOURS = {
@@ -59,15 +60,32 @@ def draw(view: View, console: Console) -> None:
 
 
 def _draw_sentence(block: Sentence, console: Console) -> None:
-    console.print(Text(_MARKS.get(block.tone, "") + block.text, style=_STYLES[block.tone]))
+    mark = _MARKS.get(block.tone, "")
+    _hanging(console, mark, block.text, _STYLES[block.tone])
     if block.detail:
-        console.print(Text(f"  {block.detail}", style="dim"))
+        _hanging(console, "  ", block.detail, "dim")
+
+
+def _hanging(console: Console, mark: str, text: str, style: str) -> None:
+    """Print text whose further lines stand under the first."""
+    if not mark:
+        console.print(Text(text, style=style))
+        return
+    grid = RichTable.grid(padding=0)
+    grid.add_column(width=len(mark), no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(mark, style=style), Text(text, style=style))
+    console.print(grid)
 
 
 def _draw_facts(block: Facts, console: Console) -> None:
     width = max((len(label) for label, _ in block.items), default=0)
+    grid = RichTable.grid(padding=(0, 2, 0, 0))
+    grid.add_column(min_width=width, no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
     for label, text in block.items:
-        console.print(Text(f"{label:<{width}}  ", style="dim") + Text(text))
+        grid.add_row(Text(label), Text(text))
+    console.print(grid)
 
 
 def _cell(value: object) -> str:
@@ -89,10 +107,10 @@ def _draw_table(block: Table, console: Console) -> None:
         console.print(Text(block.note, style="dim"))
 
 
-def _spark(values: Sequence[float | None], *, low: float, high: float) -> str:
+def _spark(values: Sequence[float | None], *, low: float, high: float, room: int) -> str:
     known = np.array([np.nan if v is None else v for v in values], dtype=float)
-    if len(known) > _SPARK_WIDTH:
-        chunks = np.array_split(known, _SPARK_WIDTH)
+    if len(known) > room:
+        chunks = np.array_split(known, room)
         known = np.array(
             [c[~np.isnan(c)].mean() if (~np.isnan(c)).any() else np.nan for c in chunks]
         )
@@ -117,10 +135,11 @@ def _draw_series(block: Series, console: Console) -> None:
     low = 0.0 if block.style in {"stacked", "bar"} or together else min(every, default=0.0)
     low, high = min([low, *every]), max(every, default=1.0)
     width = max((len(line.name) for line in block.lines), default=0)
+    room = max(min(_SPARK_WIDTH, console.width - width - _ENDS_WIDTH), 10)
     for line in block.lines:
         finite = _finite(line.y)
         ends = f"{min(finite):.4g} – {max(finite):.4g}" if finite else "no data"
-        spark = _spark(line.y, low=low, high=high)
+        spark = _spark(line.y, low=low, high=high, room=room)
         console.print(Text(f"{line.name:<{width}}  {spark}  {ends}"))
 
 

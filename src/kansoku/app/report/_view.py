@@ -41,7 +41,7 @@ _TITLES = {
     Phase.FORWARD: "forward",
     Phase.BACKWARD: "backward",
     Phase.OPTIMIZER: "optimizer",
-    Phase.COLLECTIVE: "exposed collectives",
+    Phase.COLLECTIVE: "collective",
     Phase.CHECKPOINT: "checkpoint",
     Phase.OTHER: "other",
 }
@@ -376,7 +376,7 @@ def _over_time(steps: pl.DataFrame, seen: list[Phase]) -> list[Block]:
             lines=[Line(name="step", x=x, y=(folded["duration_ns"] / 1e6).to_list())],
         ),
         Series(
-            title="Phases over time",
+            title="Phases over time (collective: exposed)",
             x_title="step",
             y_title="ms, mean of the ranks",
             style="stacked",
