@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from tests.labs import fabric_sim as sim
 
+from benchmarks.table import Row, print_table
 from kansoku.catalog import load_cluster
 from kansoku.fabric.analyser import analyse
 from kansoku.fabric.controller import Controller
@@ -182,28 +183,27 @@ def bench_bare():
     for sock, host in ((a, "127.0.0.1"), (b, "127.0.0.2")):
         sock.bind((host, 0))
         sock.setsockopt(socket.SOL_SOCKET, 37, flags)
-    data, count = bytes(50), 20_000
+    data, batch = bytes(50), 50
     to_b, to_a = b.getsockname(), a.getsockname()
-    begin = cpu()
-    mine = 0.0
-    for _ in range(count):
-        start = time.perf_counter()
-        a.sendto(data, to_b)
-        a.recvmsg(50, 256, socket.MSG_ERRQUEUE)
-        mine += time.perf_counter() - start
-        b.recvmsg(50, 128)
-        b.sendto(data, to_a)
-        b.sendto(data, to_a)
-        b.recvmsg(50, 256, socket.MSG_ERRQUEUE)
-        b.recvmsg(50, 256, socket.MSG_ERRQUEUE)
-        start = time.perf_counter()
-        a.recvmsg(50, 128)
-        a.recvmsg(50, 128)
-        mine += time.perf_counter() - start
-    both = cpu() - begin
+    costs = [0.0, 0.0]
+
+    def step(side, sock, *calls):
+        begin = cpu()
+        for method, *arguments in calls:
+            for _ in range(batch):
+                getattr(sock, method)(*arguments)
+        costs[side] += cpu() - begin
+
+    errors = ("recvmsg", 50, 256, socket.MSG_ERRQUEUE)
+    for _ in range(200):
+        step(0, a, ("sendto", data, to_b), errors)
+        step(1, b, ("recvmsg", 50, 128), ("sendto", data, to_a), ("sendto", data, to_a), errors,
+             errors)  # fmt: skip
+        step(0, a, ("recvmsg", 50, 128), ("recvmsg", 50, 128))
     a.close()
     b.close()
-    return mine / count * TARGETS * 10, (both - mine) / count * TARGETS * 10
+    probes = 200 * batch
+    return costs[0] / probes * TARGETS * 10, costs[1] / probes * TARGETS * 10
 
 
 def main():
@@ -213,16 +213,31 @@ def main():
     used, other, rate, lost, stamps = bench_prober()
     bare, bare_other = bench_bare()
     label = "both kernel stamps" if stamps == {1} else f"stamps {sorted(stamps)}"
-    print("fabric (CPU seconds; a busy machine takes longer by the clock)")
-    print(f"  pinglists of 10,000 RNICs     {total:6.2f} s  (target 5)   ")
-    print(f"    {tuples / 1e6:.1f} M tuples, plan {planned:.2f} s, {size / 1e6:.0f} MB encoded")
-    print(f"  analyser, one 20 s window     {taken:6.2f} s  (target 2)   ")
-    print(f"    {probes / 1e6:.1f} M probes in {rows / 1e6:.1f} M rows, {found} anomalies of")
-    print(f"    {truth} faults; four bincounts alone {floor:.2f} s, ratio {taken / floor:.1f}")
-    print(f"  prober, 1,000 targets at 10/s {used:6.1%} of a core (target 25 %), {label}")
-    print(f"    {rate:.0f}/s, {lost} lost; bare sockets {bare:.1%}, ratio {used / bare:.2f}")
-    print(f"  responder beside it           {other:6.1%} of a core")
-    print(f"    bare sockets {bare_other:.1%}, ratio {other / bare_other:.2f}")
+    print_table(
+        "Fabric watch (CPU time, which a busy machine blurs less than the clock)",
+        [
+            Row(
+                what=f"pinglists of 10,000 RNICs, {tuples / 1e6:.1f} M tuples", measured=total,
+                unit="s", target="≤ 5", met=total <= 5,
+                peer=f"plan alone {planned:.2f} s; {size / 1e6:.0f} MB encoded",
+            ),
+            Row(
+                what=f"analyser, {probes / 1e6:.0f} M probes in {rows / 1e6:.1f} M rows",
+                measured=taken, unit="s", target="≤ 2", met=taken <= 2,
+                peer=f"four NumPy bincounts {floor:.2f} s, ratio {taken / floor:.1f}; "
+                f"{found} anomalies of {truth} faults",
+            ),
+            Row(
+                what=f"prober, 1,000 targets at 10/s, {label}", measured=used * 100,
+                unit="% of a core", target="≤ 25", met=used <= 0.25,
+                peer=f"bare sockets {bare:.1%}, ratio {used / bare:.2f}; {rate:.0f}/s, {lost} lost",
+            ),
+            Row(
+                what="responder beside it", measured=other * 100, unit="% of a core", target="",
+                peer=f"bare sockets {bare_other:.1%}, ratio {other / bare_other:.2f}",
+            ),
+        ],
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -439,6 +440,7 @@ class Lab:
             capture_output=True,
             check=False,
         )
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

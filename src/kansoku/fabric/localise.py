@@ -28,7 +28,11 @@ RNIC, SWITCH, LINK = 0, 1, 2
 
 Ints32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
-_STANDS_OUT = 1.2  # loss ratio of a part over its whole's; the likelihood test does the rest
+# A part must lose this much more than its whole, and show it this much more clearly than an
+# anomaly must: among thousands of links of one lossy spine some stand out by chance.
+_STANDS_OUT, _CLEARLY = 1.3, 2.0
+_REST = 0.2  # without such parts, a whole that is innocent keeps less than this of its loss
+_PARTS = 32  # more parts than that at once are a fault of the whole
 _ROUNDS = 400  # more simultaneous faults than that is one fault that nobody modelled
 
 
@@ -163,8 +167,8 @@ def _finest(votes: _Votes, gain: Floats, evidence: float) -> int:
     """Return the component to take first: the best one, unless a part of it is far worse.
 
     Two dead RNICs of eight explain less each than their ToR explains; but within the ToR's rows
-    they stand out from its mean, and a ToR at fault would treat all alike. Taking the part first
-    is never wrong: what it leaves unexplained is voted on again.
+    they stand out from its mean, and without them it loses nothing: a ToR at fault would. What
+    the part leaves unexplained is voted on again.
     """
     chosen = int(gain.argmax())
     for _ in range(8):
@@ -173,11 +177,17 @@ def _finest(votes: _Votes, gain: Floats, evidence: float) -> int:
             break
         with np.errstate(divide="ignore", invalid="ignore"):
             worse = votes.lost / votes.probes >= _STANDS_OUT * ratio
-        worse &= _gain(votes.lost, votes.probes, float(ratio)) >= evidence
-        parts = np.where(worse, gain, 0.0)
-        if not parts.max(initial=0.0) >= evidence:
+        worse &= _gain(votes.lost, votes.probes, float(ratio)) >= _CLEARLY * evidence
+        parts = np.flatnonzero(worse & (gain >= evidence))
+        if not 0 < len(parts) <= _PARTS:
             break
-        chosen = int(parts.argmax())
+        rest = votes.rows_of(chosen)
+        for part in parts:
+            rest &= ~votes.rows_of(int(part))
+        sent, lost = float(votes.row_probes[rest].sum()), float(votes.row_lost[rest].sum())
+        if sent and lost / sent > _REST * ratio:
+            break  # it loses without them as well: it is the whole
+        chosen = int(parts[gain[parts].argmax()])
     return chosen
 
 

@@ -13,7 +13,7 @@ from kansoku.fabric.settings import Settings
 from kansoku.fabric.topology import topology_of
 from kansoku.fabric.window import Rows, Window
 
-TRIALS = 8
+TRIALS = 7
 SETTINGS = Settings(tuples_per_rnic=60, window_s=20)
 
 
