@@ -67,6 +67,8 @@ class Column:
     title: str
     numeric: bool = False
     """Numbers align right."""
+    link: str | None = None
+    """Web page of a cell, ``{}`` standing for its text: ``/jobs/{}``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

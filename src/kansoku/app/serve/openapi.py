@@ -180,6 +180,9 @@ def openapi() -> dict[str, Any]:
         paths[f"/api/v1/queries/{name}"] = _get(
             f"One row is {query.answers}.", _query_parameters(name)
         )
+    from kansoku.app.web_pages import page_paths
+
+    paths |= page_paths(_ERRORS)
     return {
         "openapi": "3.1.0",
         "info": {

@@ -1,0 +1,202 @@
+"""Screens to HTML: one template for every page, one macro for every kind of block."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from kansoku import __version__
+from kansoku.app.serve.access import Principal
+from kansoku.app.web_page import Page, Screen
+from kansoku.errors import KansokuError
+from kansoku.view import Series
+from kansoku.view.html import series_item
+from kansoku.web._language import translate
+from kansoku.web._settings import Settings, security_headers
+
+__all__ = ["Drawer"]
+
+# What scripts of the pages say themselves; sent with each page in the reader's language.
+SCRIPT_TEXTS = (
+    "no data", "loading…", "could not be loaded", "try again", "{} rows by {} columns",
+    "{} to {} {}", "each cell holds {} rows and {} columns: minimum and maximum kept",
+    "{} spans on {} lanes over {}", "the same as a table", "what it shows", "more", "fewer",
+    "live", "not connected", "updated {}", "show {} rows", "{} of {} rows", "filter rows",
+    "arrows move, + and - zoom, 0 shows all, Enter opens", "job {}", "at {}", "for {}",
+    "show minimum", "show maximum", "zoom in", "zoom out", "show all", "late", "nothing matches",
+)  # fmt: skip
+_STAMP = re.compile(r"\b(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?Z)")
+_SUBJECT = re.compile(
+    r"(?<![\w/])(job|node|gpu|nic|switch|link):([A-Za-z0-9_.+\-]+(?:/[A-Za-z0-9_.\-]+)?)"
+)
+_SUBJECT_PAGES = {
+    "job": "/jobs/{}",
+    "node": "/nodes/{}",
+    "gpu": "/nodes/{}",
+    "nic": "/nodes/{}",
+    "switch": "/fabric?switch={}",
+    "link": "/fabric?link={}",
+}
+
+
+def _linked(kind: str, name: str) -> str:
+    target = name.split("/", maxsplit=1)[0] if kind in {"gpu", "nic"} else name
+    return _SUBJECT_PAGES[kind].format(quote(target, safe=""))
+
+
+def rich(text: object, language: str) -> Markup:
+    """Return a text translated and escaped, UTC stamps as times and subjects as links."""
+    parts: list[str] = []
+    shown = str(escape(translate(str(text), language)))
+
+    def stamped(match: re.Match[str]) -> str:
+        return f'<time datetime="{match[1]}">{match[1]}</time>'
+
+    def subject(match: re.Match[str]) -> str:
+        return f'<a href="{escape(_linked(match[1], match[2]))}">{match[0]}</a>'
+
+    at = 0
+    for match in _SUBJECT.finditer(shown):
+        parts += [_STAMP.sub(stamped, shown[at : match.start()]), subject(match)]
+        at = match.end()
+    parts.append(_STAMP.sub(stamped, shown[at:]))
+    return Markup("".join(parts))  # noqa: S704 - escaped above, the rest is our own
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e6 else f"{value:,.0f}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
+
+
+class Drawer:
+    """Draws screens; one for the life of the server."""
+
+    def __init__(self, pages: Sequence[Page]) -> None:
+        """Load templates; ``pages`` make the menu."""
+        self._pages = pages
+        self._menu = sorted(
+            (p for p in pages if p.navigation is not None), key=lambda p: p.navigation or 0
+        )
+        self._environment = Environment(
+            loader=PackageLoader("kansoku.web"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters["cell"] = _cell
+        self._environment.filters["kind"] = lambda block: type(block).__name__
+        self._environment.filters["address"] = lambda text: quote(str(text), safe="")
+
+    def _common(
+        self, settings: Settings, principal: Principal | None, path: str | None
+    ) -> dict[str, Any]:
+        language = settings.language
+        sees_all = principal is not None and principal.role in {"local", "operator"}
+        texts = {text: translate(text, language) for text in SCRIPT_TEXTS} if path else {}
+        return {
+            "settings": settings,
+            "language": language,
+            "principal": principal,
+            "version": __version__,
+            "menu": [p for p in self._menu if sees_all or not p.operators_only],
+            "path": path,
+            "t": lambda text, *values: _translated(text, values, language),
+            "rich": lambda text: rich(text, language),
+            "choose": lambda **choice: "/settings?" + urlencode({**choice, "next": settings.here}),
+            "texts": _script_json(texts),
+        }
+
+    def page(
+        self,
+        page: Page,
+        screen: Screen,
+        values: Mapping[str, str],
+        settings: Settings,
+        principal: Principal,
+    ) -> tuple[str, dict[str, str]]:
+        """Return a page and its headers."""
+        names = {one.name for one in page.parameters if one.in_path}
+        path = re.sub(r"\{(\w+)(?::path)?\}", lambda m: quote(values[m[1]], safe="/:+,"), page.path)
+        query = {
+            one.name: values[one.name]
+            for one in page.parameters
+            if one.name in values and one.name not in names and values[one.name] != one.default
+        }
+        suffix = f"?{urlencode(query)}" if query else ""
+        figures = [block for block in screen.blocks if isinstance(block, Series)]
+        curves = {id(block): _script_json(series_item(block)) for block in figures}
+        template = self._environment.get_template(screen.template)
+        text = template.render(
+            **self._common(settings, principal, page.path),
+            page=page,
+            screen=screen,
+            values=values,
+            twin=f"/api/v1/pages{path}{suffix}",
+            columns=lambda name: f"/api/v1/pages{path}/columns/{name}{suffix}",
+            curves=curves,
+            has_curves=bool(curves),
+            number_of=id,
+            rows_of_series=_series_rows,
+        )
+        return text, security_headers(curves=bool(curves))
+
+    def error(
+        self, status: int, error: KansokuError, settings: Settings, principal: Principal | None
+    ) -> str:
+        """Return a page that says what is wrong and what to do."""
+        return self._environment.get_template("error.html").render(
+            **self._common(settings, principal, None), status=status, error=error
+        )
+
+    def sign_in(self, action: str, settings: Settings, *, wrong: bool) -> str:
+        """Return the form that asks for a token."""
+        return self._environment.get_template("sign_in.html").render(
+            **self._common(settings, None, None), action=action, wrong=wrong
+        )
+
+
+_MOST_SERIES_ROWS = 400
+
+
+def _series_rows(block: Series) -> list[list[object]]:
+    """Return x and every line's y, as many as a table may hold (evenly chosen beyond)."""
+    by_x: dict[float, dict[int, float | None]] = {}
+    for number, line in enumerate(block.lines):
+        for x, y in zip(line.x, line.y, strict=False):
+            by_x.setdefault(float(x), {})[number] = y
+    ordered = list(by_x.items()) if block.x_labels else sorted(by_x.items())
+    every = max(-(-len(ordered) // _MOST_SERIES_ROWS), 1)
+    rows: list[list[object]] = []
+    for place, (x, values) in enumerate(ordered):
+        if place % every:
+            continue
+        if block.x_labels and place < len(block.x_labels):
+            label: object = block.x_labels[place]
+        elif block.x_is_time_ns:
+            label = datetime.fromtimestamp(x / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        else:
+            label = f"{x:g}"
+        rows.append([label, *(values.get(n) for n in range(len(block.lines)))])
+    return rows
+
+
+def _translated(text: str, values: Sequence[object], language: str) -> str:
+    shown = translate(text, language)
+    return shown.format(*values) if values else shown
+
+
+def _script_json(value: object) -> Markup:
+    """Return JSON that cannot leave its script element."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)  # noqa: S704 - no mark-up can occur in it

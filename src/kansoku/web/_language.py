@@ -1,0 +1,55 @@
+"""English and Japanese: texts are keyed by their English form, ``{}`` standing for figures.
+
+``texts/ja/*.toml`` hold ``"English" = "日本語"`` lines; every file of the folder is read. A text
+with figures in it ("12 of 100 nodes idle") is found by its pattern ("{} of {} nodes idle") and its
+parts are put in order into the Japanese one (``{0}`` and so on change the order). What has no
+entry stays English.
+"""
+
+import re
+import tomllib
+from functools import cache, lru_cache
+from importlib import resources
+
+__all__ = ["languages_texts", "translate"]
+
+
+@cache
+def languages_texts(language: str) -> dict[str, str]:
+    """Return English to the language's text; empty for English."""
+    if language == "en":
+        return {}
+    folder = resources.files("kansoku.web") / "texts" / language
+    found: dict[str, str] = {}
+    for file in sorted(folder.iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".toml"):
+            found |= tomllib.loads(file.read_text("utf-8"))
+    return found
+
+
+@cache
+def _patterns(language: str) -> list[tuple[re.Pattern[str], str]]:
+    """Return patterns, the most literal first, so that a loose one does not take its place."""
+    found = []
+    for english, other in languages_texts(language).items():
+        if "{}" in english:
+            expression = "(.+?)".join(re.escape(part) for part in english.split("{}"))
+            weight = len(english.replace("{}", ""))
+            found.append((weight, re.compile(expression, re.DOTALL), other))
+    return [(pattern, other) for _, pattern, other in sorted(found, key=lambda f: -f[0])]
+
+
+@lru_cache(maxsize=20_000)
+def translate(text: str, language: str) -> str:
+    """Return a text in the reader's language."""
+    if language == "en" or not text:
+        return text
+    exact = languages_texts(language).get(text)
+    if exact is not None:
+        return exact
+    for pattern, other in _patterns(language):
+        match = pattern.fullmatch(text)
+        if match is not None:
+            parts = [translate(part, language) for part in match.groups()]
+            return other.format(*parts)
+    return text

@@ -1,0 +1,285 @@
+// Spans on lanes over time: hundreds of ranks, hundreds of spans each. Spans come sorted by lane,
+// depth and start, so each row is searched for the visible part and drawn a pixel at a time.
+import { duration, number, t } from "./texts.js";
+import { alternative, clamp, fitted, node, stage, style } from "./stage.js";
+
+export const KIND_COLOURS = {
+  step: "#8e97a1", data_wait: "#e69f00", forward: "#3f8fd2", backward: "#63b76c", optimizer: "#b07cc6",
+  collective: "#e4572e", collective_wait: "#e4572e", checkpoint: "#cc79a7", evaluation: "#7d6fd0", gc: "#a9a13b",
+  compile: "#c48a1b", compute: "#3f8fd2", communication: "#e4572e", memory: "#cc79a7", idle: "#8e97a1",
+};
+const PALETTE = ["#3f8fd2", "#e69f00", "#63b76c", "#cc79a7", "#e4572e", "#56b4e9", "#a9a13b", "#8e97a1", "#7d6fd0", "#c48a1b"];
+
+// First place in from…to whose value is not below the wanted one.
+function lower(array, from, to, wanted) {
+  while (from < to) {
+    const middle = (from + to) >> 1;
+    if (array[middle] < wanted) from = middle + 1; else to = middle;
+  }
+  return from;
+}
+
+export function timeline(box, columns, title) {
+  let { header: h, arrays: a } = columns;
+  let lines, tops, full, end, colours, joins;
+  let from = 0, to = 1, top = 0, chosen = -1;
+  let left = 80, room = 100, body = 100;
+  const hidden = new Set();
+
+  function prepare() {
+    const count = a.lane.length;
+    lines = [];
+    end = 1;
+    // Rows of one lane and depth; the longest span so far bounds how far back a search must begin.
+    for (let n = 0; n < count;) {
+      const lane = a.lane[n], depth = a.depth[n], first = n;
+      let longest = 0;
+      for (; n < count && a.lane[n] === lane && a.depth[n] === depth; n++) {
+        longest = Math.max(longest, a.duration_ns[n]);
+        end = Math.max(end, a.start_ns[n] + a.duration_ns[n]);
+      }
+      lines.push({ lane, depth, first, last: n, longest });
+    }
+    const deepest = new Int32Array(h.lanes.length);
+    for (const line of lines) deepest[line.lane] = Math.max(deepest[line.lane], line.depth);
+    const many = h.lanes.length > 24, bar = many ? 7 : 14, gap = many ? 3 : 8;
+    tops = new Float64Array(h.lanes.length + 1);
+    for (let n = 0; n < h.lanes.length; n++) tops[n + 1] = tops[n] + (deepest[n] + 1) * bar + gap;
+    for (const line of lines) { line.y = tops[line.lane] + line.depth * bar; line.bar = bar; }
+    full = Math.max(tops[h.lanes.length], 24);
+    colours = h.kinds.map((kind, n) => KIND_COLOURS[kind] ?? PALETTE[n % PALETTE.length]);
+    joins = null;
+  }
+  prepare();
+  to = end;
+  const most = Number(box.dataset.height) || 620;
+  const scale = () => room / (to - from);
+  const byLine = (py) => lines.find((line) => py + top >= line.y && py + top < line.y + line.bar);
+
+  function drawLine(context, line, dark) {
+    const k = scale(), y0 = line.y - top;
+    if (y0 + line.bar < 0 || y0 > body) return;
+    let n = lower(a.start_ns, line.first, line.last, from - line.longest);
+    let filled = -1;
+    const wideEnough = line.bar > 10;
+    while (n < line.last) {
+      const start = a.start_ns[n];
+      if (start > to) break;
+      const x0 = left + (start - from) * k, x1 = x0 + a.duration_ns[n] * k;
+      if (x1 < left || hidden.has(a.kind[n])) { n++; continue; }
+      if (x1 <= filled && !a.mark[n]) {
+        // All within a pixel already drawn: go on behind it.
+        n = Math.max(n + 1, lower(a.start_ns, n, line.last, from + (filled - left - 1) / k - line.longest));
+        continue;
+      }
+      const wide = Math.max(x1 - x0, 1);
+      context.fillStyle = colours[a.kind[n]];
+      if (h.kinds[a.kind[n]] === "step") context.globalAlpha = 0.35;
+      context.fillRect(x0, y0, wide > 3 ? wide - 0.6 : wide, line.bar - 1);
+      context.globalAlpha = 1;
+      if (a.mark[n]) {
+        context.strokeStyle = dark.bad;
+        context.lineWidth = 1.5;
+        context.strokeRect(x0 + 0.75, y0 + 0.75, Math.max(wide - 1.5, 1), line.bar - 2.5);
+      }
+      if (wideEnough && wide > 30) {
+        context.fillStyle = "#10151b";
+        context.font = "10.5px system-ui, 'Noto Sans CJK JP', sans-serif";
+        const shown = Math.max(x0, left);
+        context.fillText(fitted(context, h.names[a.name[n]] ?? "", Math.min(x1, left + room) - shown - 7), shown + 4, y0 + line.bar / 2);
+      }
+      filled = Math.max(x1, Math.ceil(x0));
+      n++;
+    }
+  }
+  function together(n) {
+    if (!a.join || a.join[n] < 0) return [n];
+    if (!joins) {
+      joins = new Map();
+      for (let m = 0; m < a.join.length; m++) {
+        if (a.join[m] < 0) continue;
+        if (!joins.has(a.join[m])) joins.set(a.join[m], []);
+        joins.get(a.join[m]).push(m);
+      }
+    }
+    return joins.get(a.join[n]) ?? [n];
+  }
+  const lineOf = (n) => {
+    let low = 0, high = lines.length - 1;
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (lines[middle].first <= n) low = middle; else high = middle - 1;
+    }
+    return lines[low];
+  };
+  function drawChosen(context, ink) {
+    if (chosen < 0) return;
+    const k = scale(), members = together(chosen);
+    context.strokeStyle = ink;
+    context.lineWidth = 1.5;
+    let before = null;
+    for (const n of members) {
+      const line = lineOf(n), x0 = left + (a.start_ns[n] - from) * k, y0 = line.y - top;
+      context.strokeRect(x0 - 1, y0 - 1, Math.max(a.duration_ns[n] * k, 2) + 2, line.bar + 1);
+      if (before) {
+        context.globalAlpha = 0.5;
+        context.beginPath();
+        context.moveTo(before[0], before[1]);
+        context.lineTo(x0, y0);
+        context.stroke();
+        context.globalAlpha = 1;
+      }
+      before = [x0, y0 + line.bar];
+    }
+  }
+  function draw(context, width, height) {
+    const tones = { bad: style("--bad"), muted: style("--muted"), ink: style("--ink") };
+    const longest = h.lanes.reduce((x, y) => (y.length > x.length ? y : x), "");
+    left = 14 + clamp(context.measureText(longest).width, 18, Math.min(180, width * 0.3));
+    room = Math.max(width - left - 2, 10);
+    body = height - 26;
+    context.fillStyle = style("--blank");
+    context.fillRect(left, 0, room, body);
+    context.fillStyle = tones.muted;
+    context.textBaseline = "middle";
+    context.textAlign = "right";
+    let free = -20;
+    for (let n = 0; n < h.lanes.length; n++) {
+      const at = tops[n] - top;
+      if (at < -12 || at > body || at - free < 13) continue;
+      free = at;
+      if (at + 7 > 5 && at + 7 < body - 4) context.fillText(fitted(context, h.lanes[n], left - 12), left - 7, at + 7);
+    }
+    context.save();
+    context.beginPath();
+    context.rect(left, 0, room, body);
+    context.clip();
+    context.textAlign = "left";
+    for (const line of lines) drawLine(context, line, tones);
+    drawChosen(context, tones.ink);
+    context.restore();
+    context.font = "12px system-ui, 'Noto Sans CJK JP', sans-serif";
+    context.fillStyle = tones.muted;
+    context.textBaseline = "top";
+    context.textAlign = "center";
+    const raw = (to - from) / Math.max(room / 110, 1), power = 10 ** Math.floor(Math.log10(raw));
+    const tick = [1, 2, 5, 10].map((m) => m * power).find((m) => m >= raw);
+    for (let at = Math.ceil(from / tick) * tick; at <= to; at += tick) {
+      const px = left + (at - from) * scale();
+      context.globalAlpha = 0.18;
+      context.fillRect(Math.round(px), 0, 1, body);
+      context.globalAlpha = 1;
+      if (px < width - 26 && px > left + 8) context.fillText(duration(at), px, body + 7);
+    }
+    if (full > body) {
+      context.globalAlpha = 0.45;
+      context.fillRect(left + room - 4, top / full * body, 4, Math.max(body * body / full, 16));
+      context.globalAlpha = 1;
+    }
+  }
+  const laneKind = (n) => t(h.kinds[a.kind[n]] ?? "").replaceAll("_", " ");
+  function tell(n) {
+    const mark = a.mark[n] ? [t(h.marks[a.mark[n]])] : [];
+    return [`${h.lanes[a.lane[n]]}: ${h.names[a.name[n]] ?? ""} (${laneKind(n)})`, t("at {}", duration(a.start_ns[n])),
+      t("for {}", duration(a.duration_ns[n])), ...mark];
+  }
+  function find(px, py) {
+    const line = byLine(py);
+    if (!line || px < left) return -1;
+    const at = from + (px - left) / scale(), near = 2 / scale();
+    let best = -1;
+    for (let n = lower(a.start_ns, line.first, line.last, at - line.longest - near); n < line.last && a.start_ns[n] <= at + near; n++) {
+      if (a.start_ns[n] + a.duration_ns[n] >= at - near && (best < 0 || a.duration_ns[n] < a.duration_ns[best])) best = n;
+    }
+    return best;
+  }
+  function choose(n) {
+    chosen = n;
+    if (n >= 0) {
+      self.say(tell(n).join(" · "));
+      const line = lineOf(n);
+      if (line.y - top < 0) top = line.y;
+      if (line.y + line.bar - top > body) top = line.y + line.bar - body;
+      if (a.start_ns[n] < from || a.start_ns[n] > to) {
+        const wide = to - from;
+        from = a.start_ns[n] - wide / 4;
+        to = from + wide;
+      }
+    }
+    box.dispatchEvent(new CustomEvent("span", { detail: { index: n, columns: { header: h, arrays: a } } }));
+  }
+  const picture = {
+    draw,
+    zoom(factor, px, py, axis) {
+      if (axis === "y") { picture.pan(0, factor > 1 ? -60 : 60); return; }
+      const centre = from + clamp((px - left) / room, 0, 1) * (to - from);
+      const wide = clamp((to - from) * factor, 50, end * 1.2), part = (centre - from) / (to - from);
+      from = centre - part * wide;
+      to = from + wide;
+    },
+    pan(dx, dy) {
+      const moved = -dx / scale(), wide = to - from;
+      from = clamp(from + moved, -wide * 0.9, end - wide * 0.1);
+      to = from + wide;
+      top = clamp(top - dy, 0, Math.max(full - body, 0));
+    },
+    all() { from = 0; to = end; top = 0; },
+    focus() { return chosen >= 0 ? [left + (a.start_ns[chosen] - from) * scale(), 0] : [left + room / 2, 0]; },
+    locate(px, py) {
+      const n = find(px, py);
+      return n < 0 ? "" : tell(n).join("\n");
+    },
+    press(px, py) { choose(find(px, py)); },
+    key(event) {
+      if (event.key === "Escape") { chosen = -1; return true; }
+      if (event.key === "Enter" && chosen >= 0 && h.links?.span) {
+        location.assign(h.links.span.replaceAll("{lane}", encodeURIComponent(h.lanes[a.lane[chosen]])).replaceAll("{index}", chosen));
+        return true;
+      }
+      if (event.key === "PageDown" || event.key === "PageUp") { picture.pan(0, event.key === "PageDown" ? -body * 0.8 : body * 0.8); return true; }
+      if (!event.key.startsWith("Arrow") || !lines.length) return false;
+      if (event.shiftKey) { picture.pan(event.key === "ArrowLeft" ? 80 : event.key === "ArrowRight" ? -80 : 0, 0); return true; }
+      if (chosen < 0) { choose(lower(a.start_ns, lines[0].first, lines[0].last - 1, from)); return true; }
+      const line = lineOf(chosen);
+      if (event.key === "ArrowRight") choose(Math.min(chosen + 1, line.last - 1));
+      else if (event.key === "ArrowLeft") choose(Math.max(chosen - 1, line.first));
+      else {
+        const next = lines[clamp(lines.indexOf(line) + (event.key === "ArrowDown" ? 1 : -1), 0, lines.length - 1)];
+        choose(Math.min(lower(a.start_ns, next.first, next.last, a.start_ns[chosen]), next.last - 1));
+      }
+      return true;
+    },
+  };
+  let self = null;
+  const label = () => `${title}: ${t("{} spans on {} lanes over {}", number(a.lane.length), h.lanes.length, duration(end))}`;
+  self = stage(box, Math.min(full, most) + 26, label(), picture);
+  const legend = node("div", { className: "legend" });
+  h.kinds.forEach((kind, n) => {
+    const dot = node("i");
+    dot.style.background = colours[n];
+    const item = node("button", { type: "button", className: "key" }, dot, t(kind).replaceAll("_", " "));
+    item.setAttribute("aria-pressed", "true");
+    item.addEventListener("click", () => {
+      if (hidden.has(n)) hidden.delete(n); else hidden.add(n);
+      item.setAttribute("aria-pressed", String(!hidden.has(n)));
+      self.ask();
+    });
+    legend.append(item);
+  });
+  box.prepend(legend);
+  alternative(box, h);
+  return {
+    stage: self,
+    view: () => ({ from, to, top }),
+    choose,
+    update(next) {
+      const all = from <= 0 && to >= end;
+      ({ header: h, arrays: a } = next);
+      prepare();
+      if (all) { from = 0; to = end; }
+      chosen = -1;
+      alternative(box, h);
+      self.ask();
+    },
+  };
+}
