@@ -266,9 +266,13 @@ def _facts(s: Schedule, tp_group, dp_group, end_ns) -> RunFacts:
 
 
 def with_clocks(
-    spans: pl.DataFrame, offset_ns: dict[int, float], drift_ppm: dict[int, float]
+    spans: pl.DataFrame,
+    offset_ns: dict[int, float],
+    drift_ppm: dict[int, float],
+    *,
+    origin_ns: int = START_NS,
 ) -> pl.DataFrame:
-    """Read every rank's spans on its own wrong clock: t' = t + offset + drift·(t − start)."""
+    """Read every rank's spans on its own wrong clock: t' = t + offset + drift·(t − origin)."""
     ranks = sorted(spans["rank"].unique().to_list())
     table = pl.DataFrame(
         {
@@ -278,7 +282,7 @@ def with_clocks(
         },
         schema_overrides={"rank": pl.Int32},
     )
-    since = (pl.col("start_ns") - START_NS).cast(pl.Float64)
+    since = (pl.col("start_ns") - origin_ns).cast(pl.Float64)
     end_since = since + pl.col("duration_ns").cast(pl.Float64)
     moved = spans.join(table, on="rank", how="left", maintain_order="left").with_columns(
         start_ns=pl.col("start_ns") + (pl.col("o") + pl.col("d") * since).round().cast(pl.Int64),

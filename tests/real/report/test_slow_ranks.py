@@ -6,11 +6,15 @@ The seed is printed and can be set (KANSOKU_TEST_SEED) to repeat a draw of ranks
 import os
 import random
 
+import polars as pl
 import pytest
+from tests.labs.generated_run import with_clocks
 from tests.labs.observed_training import Plan, train
 
 from kansoku.app.report import report
 from kansoku.model import Domain, Verdict
+from kansoku.trace.clocks import estimate_clocks
+from kansoku.trace.collectives import arrivals, collective_rows
 
 pytestmark = pytest.mark.real
 
@@ -81,6 +85,28 @@ def test_twenty_healthy_runs_give_at_most_one_false_alarm(folder):
     assert {a.stragglers.verdict for a in answers.values()} <= {Verdict.NONE, Verdict.FOUND}
     alarms = {name: named(a) for name, a in answers.items() if a.stragglers.stragglers}
     assert len(alarms) <= 1, f"seed {SEED}: {alarms}"
+
+
+def test_clock_errors_injected_into_a_real_run_come_back(slowed):
+    """Shift every rank's spans by up to 50 ms and 20 ppm; compare with the run as it was."""
+    _, answer = slowed["forward"]
+    run = answer.run
+    draw = random.Random(SEED)
+    offset = {r: draw.uniform(-50e6, 50e6) if r else 0.0 for r in range(4)}
+    drift = {r: draw.uniform(-20, 20) if r else 0.0 for r in range(4)}
+    closed = run.spans.filter(pl.col("duration_ns").is_not_null())
+    origin = int(closed["start_ns"].min())
+    before = estimate_clocks(arrivals(collective_rows(closed, run.facts)))
+    shifted = with_clocks(closed, offset, drift, origin_ns=origin)
+    after = estimate_clocks(arrivals(collective_rows(shifted, run.facts)))
+    assert after.applied
+    length = int(closed["start_ns"].max()) - origin
+    for rank in range(4):
+        for part in (0.1, 0.5, 0.9):
+            true = offset[rank] + drift[rank] * 1e-6 * part * length
+            at = origin + round(part * length)
+            found = after.at(rank, at + round(true)) - before.at(rank, at)
+            assert abs(found - true) < 100_000, (rank, part, f"seed {SEED}")
 
 
 def test_the_report_counts_what_the_training_did(slowed):
