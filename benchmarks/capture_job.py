@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
-RANKS, BLOCK, ROUNDS, WIDTH, LAYERS, SEQUENCE, BATCH = 4, 4, 48, 128, 4, 64, 3
+RANKS, BLOCK, ROUNDS, WIDTH, LAYERS, SEQUENCE, BATCH = 4, 4, 40, 128, 4, 64, 3
 
 
 def build():

@@ -30,8 +30,9 @@ def join() -> None:
     writer = RECORDER.writer
     if writer is None:
         return
-    from torch._C import _distributed_c10d as c10d
+    import torch
 
+    c10d: Any = torch._C._distributed_c10d  # noqa: SLF001 - no public way to the recorder
     take = getattr(c10d, "_dump_fr_trace_json", None) or c10d._dump_nccl_trace_json  # noqa: SLF001
     dump = json.loads(take(includeCollectives=True, onlyActive=False))
     monotonic, unix = ring.read_header(writer.buffer).anchor

@@ -370,7 +370,9 @@ class Recorder:
         if writer is None or threading.get_ident() != self.thread:
             return
         parent = self._stack[-1][0] if self._stack else self._step_span
-        span = writer.open(self.template(kind, name, 0, attributes), start_ns, self.step, parent)
+        # Between two steps the time belongs to the one that comes; before the first, to none.
+        step = self.step if self._step_span or self.step < 0 else self.step + 1
+        span = writer.open(self.template(kind, name, 0, attributes), start_ns, step, parent)
         writer.close(span, start_ns, end_ns, -1)
         self._counts.setdefault(kind, [0, 0])[0] += 1
 
