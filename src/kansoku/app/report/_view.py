@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from kansoku.app.report._blocks import (
+    clock_blocks,
+    collective_blocks,
+    in_bytes,
+    scaled,
+    timeline_blocks,
+)
 from kansoku.app.report._resources import phase_resources
 from kansoku.app.resources import resources_blocks
 from kansoku.model import PHASES, Phase, Severity, Verdict
-from kansoku.trace.collectives import CollectiveSummary
 from kansoku.view import (
     Block,
     Column,
@@ -20,9 +26,7 @@ from kansoku.view import (
     Line,
     Sentence,
     Series,
-    Span,
     Table,
-    Timeline,
     Tone,
     View,
 )
@@ -35,7 +39,6 @@ __all__ = ["build_view"]
 _MAX_RANKS = 16
 _MAX_POINTS = 600
 _MAX_LANES = 64
-_MAX_SPANS = 20_000
 _TITLES = {
     Phase.DATA_WAIT: "data wait",
     Phase.FORWARD: "forward",
@@ -57,12 +60,12 @@ def build_view(report: "Report") -> View:
     blocks: list[Block] = [Facts(items=_head(report)), *_findings(report)]
     blocks += _black_box(report)
     blocks += _where(report)
-    blocks += _collectives(report)
+    blocks += collective_blocks(report)
     blocks += _resources(report)
     if report.run.use is not None:
         blocks += resources_blocks(report.run.use)
-    blocks += _clocks(report)
-    blocks += _timeline(report)
+    blocks += clock_blocks(report)
+    blocks += timeline_blocks(report)
     if report.missing:
         blocks.append(Heading(text="What is missing"))
         blocks += [Sentence(text=text, tone=Tone.MUTED) for text in report.missing[:20]]
@@ -72,26 +75,8 @@ def build_view(report: "Report") -> View:
     return View(title=f"kansoku report: {report.run.facts.run}", blocks=blocks)
 
 
-def _scaled(value: float | None, unit: str, *, digits: int = 3) -> str:
-    if value is None:
-        return "unknown"
-    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
-            return f"{value / factor:.{digits}g} {prefix}{unit}"
-    return f"{value:.{digits}g} {unit}"
-
-
 def _ms(value: float | None) -> str:
     return "unknown" if value is None else f"{value / 1e6:.4g} ms"
-
-
-def _bytes(value: float | None) -> str | None:
-    if value is None:
-        return None
-    for factor, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if value >= factor:
-            return f"{value / factor:.3g} {unit}"
-    return f"{value:.0f} B"
 
 
 def _head(report: "Report") -> list[tuple[str, str]]:
@@ -128,7 +113,7 @@ def _head(report: "Report") -> list[tuple[str, str]]:
         unit = "rank (CPU)" if facts.ranks and facts.ranks[0].device == "cpu" else "GPU"
         rate = f"{t.tokens_per_s:,.0f} tokens/s, {t.tokens_per_s_per_gpu:,.0f} tokens/s/{unit}"
     items.append(("throughput", rate))
-    items.append(("model FLOPs", f"{_scaled(t.flops_per_step, 'FLOP')} a step"))
+    items.append(("model FLOPs", f"{scaled(t.flops_per_step, 'FLOP')} a step"))
     items.append(("MFU", _mfu(report)))
     return items
 
@@ -140,7 +125,7 @@ def _model(report: "Report") -> str:
     hidden = max((r.hidden for r in ranks if r.hidden), default=None)
     parts = []
     if parameters:
-        parts.append(f"{_scaled(parameters, '', digits=4).strip()} parameters a rank")
+        parts.append(f"{scaled(parameters, '', digits=4).strip()} parameters a rank")
     if layers:
         parts.append(f"{layers} layers")
     if hidden:
@@ -153,7 +138,7 @@ def _mfu(report: "Report") -> str:
     if mfu is None:
         return f"none: {report.mfu_reason}"
     return (
-        f"{mfu.value:.1%} of {_scaled(mfu.peak_flops, 'FLOP/s')} ({mfu.peak_source}); "
+        f"{mfu.value:.1%} of {scaled(mfu.peak_flops, 'FLOP/s')} ({mfu.peak_source}); "
         f"{mfu.convention}; steps {mfu.window.from_step}-{mfu.window.to_step}"
     )
 
@@ -429,75 +414,6 @@ def _heat(steps: pl.DataFrame, ranks: list[int]) -> Heatmap:
     )
 
 
-def _folded(summaries: tuple[CollectiveSummary, ...]) -> list[CollectiveSummary]:
-    """Fold the groups of one axis where there are many: their figures are alike."""
-    if len(summaries) <= _MAX_RANKS:
-        return list(summaries)
-    parts: dict[tuple[str, str], list[CollectiveSummary]] = {}
-    for summary in summaries:
-        parts.setdefault((summary.description or "other", summary.op), []).append(summary)
-    folded = []
-    for (description, op), group in parts.items():
-        known = [s.busbw_bytes_per_s for s in group if s.busbw_bytes_per_s is not None]
-        alg = [s.algbw_bytes_per_s for s in group if s.algbw_bytes_per_s is not None]
-        waits = [s.wait_ratio for s in group if s.wait_ratio is not None]
-        folded.append(
-            CollectiveSummary(
-                group=f"{description} ({len(group)} groups)",
-                description=description,
-                op=op,
-                members=group[0].members,
-                count=sum(s.count for s in group),
-                bytes=sum(s.bytes or 0 for s in group),
-                transfer_ns=sum(s.transfer_ns or 0 for s in group),
-                wait_ns=sum(s.wait_ns or 0 for s in group),
-                algbw_bytes_per_s=float(np.median(alg)) if alg else None,
-                busbw_bytes_per_s=float(np.median(known)) if known else None,
-                wait_ratio=float(np.median(waits)) if waits else None,
-            )
-        )
-    return folded
-
-
-def _collectives(report: "Report") -> list[Block]:
-    if not report.collectives:
-        return []
-    return [
-        Table(
-            title="Collectives by process group",
-            columns=[
-                Column(title="group"),
-                Column(title="operation"),
-                Column(title="ranks", numeric=True),
-                Column(title="count", numeric=True),
-                Column(title="bytes", numeric=True),
-                Column(title="alg. bandwidth", numeric=True),
-                Column(title="bus bandwidth", numeric=True),
-                Column(title="wait", numeric=True),
-                Column(title="transfer", numeric=True),
-            ],
-            rows=[
-                [
-                    c.group
-                    if not c.description or c.description in c.group
-                    else f"{c.group} ({c.description})",
-                    c.op,
-                    c.members,
-                    c.count,
-                    _bytes(c.bytes),
-                    None if c.algbw_bytes_per_s is None else _scaled(c.algbw_bytes_per_s, "B/s"),
-                    None if c.busbw_bytes_per_s is None else _scaled(c.busbw_bytes_per_s, "B/s"),
-                    None if c.wait_ratio is None else f"{c.wait_ratio:.0%}",
-                    None if c.wait_ratio is None else f"{1 - c.wait_ratio:.0%}",
-                ]
-                for c in _folded(report.collectives)[:_MAX_RANKS]
-            ],
-            note="Wait: share of the members' time inside that they waited for the last one. "
-            "Bandwidths as nccl-tests defines them, from the last arrival on.",
-        )
-    ]
-
-
 def _resources(report: "Report") -> list[Block]:
     rows = phase_resources(report.run)
     if not rows:
@@ -507,7 +423,7 @@ def _resources(report: "Report") -> list[Block]:
     known = steps["energy_j"].count() > 0, steps["nic_bytes"].count() > 0
     note = "All ranks, spans inside included."
     note += f" Energy {energy:,.0f} J." if known[0] else " Energy: no telemetry joined."
-    note += f" NIC {_bytes(float(nic))}." if known[1] else " NIC bytes: no telemetry joined."
+    note += f" NIC {in_bytes(float(nic))}." if known[1] else " NIC bytes: no telemetry joined."
     return [
         Table(
             title="Resources by phase",
@@ -527,7 +443,7 @@ def _resources(report: "Report") -> list[Block]:
                     f"{r.wall_ns / 1e9:.2f} s",
                     None if r.cpu_ns is None else f"{r.cpu_ns / 1e9:.2f} s",
                     None if r.cpu_ns is None or not r.wall_ns else f"{r.cpu_ns / r.wall_ns:.0%}",
-                    _bytes(r.peak_rss_bytes),
+                    in_bytes(r.peak_rss_bytes),
                     None if r.device_ns is None else f"{r.device_ns / 1e9:.2f} s",
                 ]
                 for r in rows
@@ -535,109 +451,3 @@ def _resources(report: "Report") -> list[Block]:
             note=note,
         )
     ]
-
-
-def _clocks(report: "Report") -> list[Block]:
-    clocks = report.run.clocks
-    if len(clocks.offsets) < 2:
-        return []
-    worst = max(abs(o.offset_ns) for o in clocks.offsets)
-    if not clocks.applied:
-        text = f"Clocks: {clocks.reason}; ends of collectives agree within {worst / 1e3:.0f} µs."
-        return [Sentence(text=text, tone=Tone.MUTED)]
-    shown = sorted(clocks.offsets, key=lambda o: -abs(o.offset_ns))[:_MAX_RANKS]
-    return [
-        Table(
-            title=f"Clock offsets against rank {clocks.reference}",
-            columns=[
-                Column(title="rank", numeric=True),
-                Column(title="offset", numeric=True),
-                Column(title="drift", numeric=True),
-                Column(title="residual", numeric=True),
-                Column(title="collectives", numeric=True),
-            ],
-            rows=[
-                [
-                    o.rank,
-                    f"{o.offset_ns / 1e6:+.3f} ms",
-                    f"{o.drift_ppm:+.2f} ppm",
-                    None if o.residual_ns is None else f"{o.residual_ns / 1e3:.0f} µs",
-                    o.matches,
-                ]
-                for o in shown
-            ],
-            note=f"From the ends of matched collectives; {clocks.reason}.",
-        )
-    ]
-
-
-def _timeline(report: "Report") -> list[Block]:
-    """Return the spans of one typical step, of up to ``_MAX_LANES`` ranks, on one clock."""
-    window, spans = report.throughput.window, report.run.spans
-    if window is None or report.throughput.median_step_ns is None:
-        return []
-    kept = spans.filter((pl.col("kind") == "step") & pl.col("duration_ns").is_not_null())
-    kept = kept.filter(pl.col("step").is_between(window.from_step, window.to_step))
-    if kept.is_empty():
-        return []
-    typical = (
-        kept.group_by("step")
-        .agg(pl.col("duration_ns").max(), pl.len())
-        .filter(pl.col("len") == pl.col("len").max())
-        .with_columns(away=(pl.col("duration_ns") - report.throughput.median_step_ns).abs())
-        .sort("away", "step")
-    )
-    step = int(typical["step"][0])
-    ranks = sorted(kept["rank"].unique().to_list())
-    slow = [s.rank for s in report.stragglers.stragglers]
-    lanes = sorted({*slow[:_MAX_LANES], *ranks[: _MAX_LANES - len(slow[:_MAX_LANES])]})
-    rows = (
-        spans.filter(
-            (pl.col("step") == step)
-            & pl.col("rank").is_in(lanes)
-            & pl.col("duration_ns").is_not_null()
-            & (pl.col("kind") != "note")
-        )
-        .with_columns(at=report.run.clocks.corrected("start_ns"))
-        .sort("rank", "at", "duration_ns", descending=[False, False, True])
-        .head(_MAX_SPANS)
-    )
-    start = rows["at"].min()
-    if not isinstance(start, int):
-        return []
-    lane_of = {rank: number for number, rank in enumerate(lanes)}
-    return [
-        Timeline(
-            title=f"Step {step} on every rank"
-            if len(lanes) == len(ranks)
-            else f"Step {step} on {len(lanes)} of {len(ranks)} ranks",
-            lanes=[f"rank {rank}" for rank in lanes],
-            spans=_with_depth(rows, lane_of, start, slow),
-        )
-    ]
-
-
-def _with_depth(
-    rows: pl.DataFrame, lane_of: dict[int, int], start: int, slow: list[int]
-) -> list[Span]:
-    found = []
-    opened: dict[int, list[int]] = {}
-    for rank, kind, name, at, duration in rows.select(
-        "rank", "kind", "name", "at", "duration_ns"
-    ).iter_rows():
-        ends = opened.setdefault(rank, [])
-        while ends and ends[-1] <= at:
-            ends.pop()
-        found.append(
-            Span(
-                lane=lane_of[rank],
-                start_ns=at - start,
-                duration_ns=duration,
-                name=name or kind.replace("_", " "),
-                kind=kind,
-                depth=len(ends),
-                mark="late" if rank in slow and kind == "step" else None,
-            )
-        )
-        ends.append(at + duration)
-    return found
