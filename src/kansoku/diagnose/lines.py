@@ -9,7 +9,7 @@ from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.recognise import Recognised, progress_of, recognise
 from kansoku.formats.job_log import Clock, parse_line
 
-__all__ = ["SUSPICIOUS", "FileFacts", "LineReader"]
+__all__ = ["SUSPICIOUS", "FileFacts", "LineReader", "says_it_ended_well"]
 
 # A line without any of these says nothing bad; a fast scan drops it before any pattern is tried.
 # Lower case; every signature's sample holds one (a test checks it).
@@ -55,6 +55,31 @@ class FileFacts:
     clock: Clock
     node: str | None = None
     rank: int | None = None
+
+
+_DONE = re.compile(
+    r"\b(?:training|job|run|all)\b[^.]{0,24}?\b(?:complete|completed|finished|done|"
+    r"successful(?:ly)?)\b"
+    r"|\bfinished training\b|\b(?:exit(?:ed)?|return)[ _]?(?:code|status)?[ :=]*0\b|"
+    r"COMPLETED.{0,12}\b0:0",
+    re.IGNORECASE,
+)
+_NOT_DONE = re.compile(
+    r"\b(?:not|never|before|abort\w*|error|fail\w*|fatal|exception|traceback|killed|"
+    r"signal|cancel\w*"
+    r"|NODE_FAIL|TIMEOUT|OUT_OF_MEMORY|timed out)\b",
+    re.IGNORECASE,
+)
+
+
+def says_it_ended_well(tail: Sequence[str]) -> bool | None:
+    """Return whether the last lines of a log say that the job is done; None where they do not."""
+    for line in reversed(tail):
+        if _NOT_DONE.search(line):
+            return False
+        if _DONE.search(line):
+            return True
+    return None
 
 
 class LineReader:
@@ -107,6 +132,8 @@ class LineReader:
             found = self._recognise(line)
             if found is None or found.role in {"info", "noise"}:
                 continue
+            if facts.kind == "other" and found.rule.startswith("concept."):
+                continue  # inventories name every part; words alone say nothing there
             kind = "kernel" if _KERNEL_LINE.search(line[:200]) else facts.kind
             key = (found.rule, node, rank, found.device, found.target, kind)
             before = self._seen.get(key)

@@ -37,6 +37,8 @@ class Observation:
     """GPU index or PCI address, NIC or link name."""
     target: str | None = None
     """What it complains about: a peer, a storage target."""
+    locates: bool = False
+    """It says where, hardly why: it supports whatever else is known of its rank or node."""
 
     @property
     def subject(self) -> Subject | None:

@@ -36,6 +36,12 @@ class Policy:
     """Of an event on a node that is not the job's."""
     enough: float = 0.2
     """Below this score the answer is unknown."""
+    enough_unnoticed: float = 0.5
+    """The same where the job itself complained of nothing and nothing is slow."""
+    ended_well_weight: float = 0.15
+    """Of complaints of a job that said in the end that it is done."""
+    locates_weight: float = 0.6
+    """Of evidence that says where, added to causes known for that rank or node."""
     alternatives: int = 5
     """Hypotheses shown."""
 

@@ -13,7 +13,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kansoku.diagnose.actions import actions_for
@@ -51,6 +51,8 @@ class Context:
     node_of_rank: dict[int, str] | None = None
     ended: bool | None = None
     """The job is over; None where nobody knows."""
+    ended_well: bool = False
+    """It said that it is done, or Slurm said COMPLETED."""
 
 
 @dataclass(slots=True)
@@ -164,20 +166,51 @@ def _groups(
 ) -> tuple[list[_Group], dict[int, str]]:
     table: dict[tuple[Domain, str], _Group] = {}
     doubts: dict[int, str] = {}
-    for one in seen:
+    for one in sorted(seen, key=lambda o: o.locates):
         weight = policy.role_weight(one.role) * one.strength
         if weight == 0:
             continue
         factor, doubt = _time_weight(one, onset_ns, context, policy)
+        if context.ended_well and one.kind not in {"metric", "trace"}:
+            factor, doubt = factor * policy.ended_well_weight, "the job ended well all the same"
         if context.job_nodes and one.node and one.node not in context.job_nodes:
             factor, doubt = factor * policy.elsewhere_weight, "it is on a node outside the job"
         if doubt:
             doubts[id(one)] = doubt
+        if one.locates:
+            backed = [g for g in table.values() if _same_place(one, g)]
+            for group in backed:
+                group.members.append((weight * factor * policy.locates_weight, one))
+            if backed:
+                continue
         subject = one.subject
         key = (one.domain, str(subject) if subject else "")
         group = table.setdefault(key, _Group(domain=one.domain, subject=subject, members=[]))
         group.members.append((weight * factor, one))
     return list(table.values()), doubts
+
+
+def _same_place(one: Observation, group: _Group) -> bool:
+    """Say whether a group has evidence of its own on the rank or node of ``one``."""
+    for _, other in group.members:
+        if other.role == "cascade" or other.locates:
+            continue
+        if one.rank is not None and other.rank == one.rank:
+            return True
+        if one.node is not None and other.node == one.node and other.rank is None:
+            return True
+    return False
+
+
+def _placed(seen: Iterable[Observation], nodes: Mapping[int, str] | None) -> list[Observation]:
+    """Give observations of a rank its node."""
+    nodes = nodes or {}
+    return [
+        replace(o, node=nodes[o.rank])
+        if o.node is None and o.rank is not None and o.rank in nodes
+        else o
+        for o in seen
+    ]
 
 
 def _merged(groups: list[_Group]) -> list[_Group]:
@@ -209,24 +242,41 @@ def _merged(groups: list[_Group]) -> list[_Group]:
     return merged
 
 
+_NUMERICS = {"app-nan-loss", "app-nan-tensor", "app-loss-spike", "fw-rerun-transient",
+             "fw-rerun-persistent", "fw-rerun-app", "metric:loss or gradient norm"}  # fmt: skip
+_TIMEOUTS = {"fw-watchdog", "fw-watchdog-work", "fw-heartbeat", "fw-nvrx-hb", "fw-desync"}
+_SLOW = {"finding.straggler", "finding.slow", "fw-straggler-report"}
+
+
 def _kind(seen: Sequence[Observation], lead: Observation | None, context: Context) -> str:
     rules = {o.rule for o in seen}
-    numerics = {"app-nan-loss", "app-nan-tensor", "app-loss-spike"}
-    reruns = {"fw-rerun-transient", "fw-rerun-persistent", "fw-rerun-app"}
-    if rules & (numerics | reruns) and (lead is None or lead.rule in numerics | reruns):
+    deaths = [
+        o
+        for o in seen
+        if o.kind == "job" and o.role in {"root", "either"} and o.rule not in _TIMEOUTS
+    ]
+    died = bool(deaths) or any(
+        o.kind == "job" and o.role == "cascade" and o.rule not in _TIMEOUTS for o in seen
+    )
+    if rules & _NUMERICS and (lead is None or lead.rule in _NUMERICS or not died):
         return "numerics"
-    if rules & {"finding.hang"}:
+    if any(rule.startswith("hang.") for rule in rules) and not deaths:
         return "hang"
-    slow = {"finding.straggler", "metric", "fw-straggler-report", "finding.slow"}
-    stopped = any(o.role in {"root", "either", "cascade"} and o.kind == "job" for o in seen)
-    if lead is not None and lead.rule.split(":")[0] in slow and not stopped:
-        return "slow"
-    if context.ended is False and not stopped:
-        return "slow"
-    timeouts = {"fw-watchdog", "fw-watchdog-work", "fw-heartbeat", "fw-nvrx-hb"}
-    deaths = [o for o in seen if o.kind == "job" and o.role in {"root", "either"}]
-    if rules & timeouts and not deaths:
+    if rules & _TIMEOUTS and not deaths:
         return "hang"
+    if lead is not None and not died:
+        slow = lead.kind == "metric" and lead.rule != "silence.node"
+        if (
+            slow
+            or lead.rule in _SLOW
+            or rules & _SLOW
+            or any(r.startswith("metric:") for r in rules)
+        ):
+            return "slow"
+        if lead.rule == "stack.outlier":
+            return "hang"
+    if context.ended is False and not died:
+        return "slow"
     return "stop"
 
 
@@ -262,6 +312,15 @@ def _cascades(seen: Sequence[Observation]) -> tuple[Evidence, ...]:
     return tuple(o.evidence() for o in firsts.values())
 
 
+def _is_serious(one: Observation, context: Context) -> bool:
+    """Say whether it is trouble even where no cause can be named."""
+    if context.ended_well:
+        return False
+    if one.kind == "job":
+        return (one.strength >= 0.3 and one.role != "symptom") or one.strength >= 0.7
+    return one.kind == "trace" and one.role in {"root", "either", "cascade"}
+
+
 def diagnose(
     seen: Sequence[Observation], context: Context, policy: Policy | None = None
 ) -> Incident | None:
@@ -271,6 +330,7 @@ def diagnose(
     has enough evidence.
     """
     policy = policy or Policy()
+    seen = _placed(seen, context.node_of_rank)
     wrong = [o for o in seen if o.role in {"root", "either", "symptom", "cascade"}]
     if not wrong:
         return None
@@ -279,9 +339,13 @@ def diagnose(
     groups, doubts = _groups(scoped, onset_ns, context, policy)
     ranked = sorted(_merged(groups), key=lambda g: (-g.score, g.lead.time_ns or 0))
     ranked = [g for g in ranked if any(o.role != "cascade" for _, o in g.members)]
-    found = [g for g in ranked if g.score >= policy.enough]
-    serious = any(o.kind == "job" or o.role in {"root", "either"} for o in wrong)
-    if not found and not serious:
+    noticed = not context.ended_well and any(
+        (o.kind == "job" and o.strength >= 0.3) or o.kind == "trace" for o in wrong
+    )
+    noticed = noticed or any(o.kind in {"metric", "trace"} for o in wrong)
+    enough = policy.enough if noticed else policy.enough_unnoticed
+    found = [g for g in ranked if g.score >= enough]
+    if not found and (not noticed or not any(_is_serious(o, context) for o in wrong)):
         return None
     total = sum(g.score for g in ranked) or 1.0
     first = (

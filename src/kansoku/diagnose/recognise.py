@@ -7,14 +7,15 @@ that no signature knows is the application's; last, a component word beside a fa
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kansoku.catalog.concepts import concepts, fault_level
 from kansoku.catalog.signatures import Signature, signatures
 from kansoku.catalog.xid import Code, codes
+from kansoku.diagnose.observation import Observation
 from kansoku.model import Domain
 
-__all__ = ["Recognised", "progress_of", "recognise"]
+__all__ = ["Recognised", "by_code", "progress_of", "recognise"]
 
 _XID = re.compile(r"(?<![A-Za-z])Xid\b\s*(?:\([^)\n]*\))?\s*[:=]?\s*(\d{1,3})\b", re.IGNORECASE)
 _SXID = re.compile(r"SXid\b\s*(?:\([^)\n]*\))?\s*[:=]?\s*(\d{5})\b", re.IGNORECASE)
@@ -126,6 +127,15 @@ def _by_code(code: Code, text: str) -> Recognised:
         action=code.action,
         device=_device(text, domain) or _device(text, Domain.GPU_HARDWARE),
     )
+
+
+def by_code(seen: Observation, code: Code) -> Observation:
+    """Return an observation with what a driver code means; what it is about stays."""
+    said = _by_code(code, seen.text)
+    return replace(
+        seen, rule=said.rule, domain=said.domain, component=said.component, role=said.role,
+        strength=min(said.strength, 0.9), meaning=said.meaning, action=said.action,
+    )  # fmt: skip
 
 
 def _code(text: str) -> Recognised | None:

@@ -13,7 +13,11 @@ import polars as pl
 from isal import igzip
 
 from kansoku.catalog.signatures import Signature
-from kansoku.diagnose.lines import SUSPICIOUS, FileFacts, LineReader
+from kansoku.diagnose.device_text import DeviceFact, facts_of_text
+from kansoku.diagnose.edge.numbers import is_table_of_numbers, read_numbers
+from kansoku.diagnose.lines import SUSPICIOUS, FileFacts, LineReader, says_it_ended_well
+from kansoku.diagnose.measures import MEASURE_COLUMNS
+from kansoku.diagnose.stacks import Stack, looks_like_stacks, stacks_of_text
 from kansoku.errors import InputError
 from kansoku.formats.job_log import Clock, host_in_path, parse_line, rank_in_path
 
@@ -22,6 +26,7 @@ __all__ = ["Bundle", "read_bundle"]
 _HEAD_BYTES = 256 * 1024
 _TAIL_BYTES = 512 * 1024
 _DATE_BYTES = 16 * 1024
+_LONGEST_STACKS = 64 << 20
 _LONGEST_UNPACKED_BYTES = 4 << 30
 # A file that is nothing but complaints needs no more of them.
 _MOST_LINES_A_FILE = 200_000
@@ -36,7 +41,22 @@ _SCHEDULER = re.compile(
 _DUMP = re.compile(
     r"nccl_trace|_dump_\d+$|flight[_-]?recorder|fr_trace|(?:^|[_-])dump[_-]?\d+", re.IGNORECASE
 )
-_METRICS = {".csv", ".parquet", ".prom"}
+_METRICS = {".csv", ".tsv", ".parquet", ".prom"}
+_DEVICE_TEXT = re.compile(
+    r"nvidia[_-]?smi|ibstat|ibv_dev|lspci|ethtool|ip[_-](?:addr|link)|ifconfig|sysctl|ulimit|limits"
+    r"|versions?\b|env\b|config|facts|inventory|df\b|ipmi|dcgmi|mlxlink|rdma|show_gids|hostinfo",
+    re.IGNORECASE,
+)
+_DEVICE_TEXT_BYTES = 8 << 20
+# What training loops print of each step: its number, then a time or a loss in the same line.
+_STEP = r"(?i)\b(?:global[_ ]?step|step|iteration|iter)\b\s*[:=#\[(/]?\s*(\d{1,9})"
+_STEP_MS = (
+    r"(?i)(?:elapsed time per iteration|(?:step|iter(?:ation)?)[_ -]?(?:time|"
+    r"duration)|time per step"
+    r"|time/step|\btime|\bdt|\belapsed)\s*(?:\((ms|s|sec)\))?\s*[:= ]\s*([\d.]+)\s*(ms|s\b|sec)?"
+)
+_LOSS = r"(?i)\b(?:lm |train(?:ing)?[_ ])?loss\b\s*[:= ]\s*([-+]?\d[\d.]*(?:[eE][-+]?\d+)?)"
+_MOST_STEPS = 200_000
 
 
 @dataclass(slots=True)
@@ -52,6 +72,13 @@ class Bundle:
     runs: list[Path] = field(default_factory=list)
     """kansoku run folders."""
     metrics: list[Path] = field(default_factory=list)
+    numbers: list[pl.DataFrame] = field(default_factory=list)
+    """Measures of tables and of progress lines."""
+    facts: list[DeviceFact] = field(default_factory=list)
+    """What tools print of devices and configuration."""
+    stacks: list[Stack] = field(default_factory=list)
+    ended_well: list[bool] = field(default_factory=list)
+    """Of each job log that says how it ended."""
     skipped: list[str] = field(default_factory=list)
     """``file: why`` of what was not read."""
 
@@ -135,14 +162,72 @@ def _read_text(path: Path, name: str, bundle: Bundle, reference_ns: int | None) 
         node=host_in_path(name),
         rank=rank_in_path(name),
     )
+    if looks_like_stacks(head[:65536]):
+        text = path.read_bytes()[:_LONGEST_STACKS].decode("utf-8", "replace")
+        bundle.stacks += stacks_of_text(
+            text.splitlines(), name=name, node=facts.node, rank=facts.rank
+        )
+        if facts.kind != "job" or len(head) < _HEAD_BYTES:
+            bundle.text_files.append(name)
+            if not re.search(r"(?i)error|fail|step|iter", head.partition("Process")[0]):
+                return
+    elif _DEVICE_TEXT.search(name) and path.suffix != ".gz":
+        with path.open("rb") as file:
+            text = file.read(_DEVICE_TEXT_BYTES).decode("utf-8", "replace")
+        bundle.facts += facts_of_text(text.splitlines(), node=facts.node, name=name)
     try:
         rows = _suspicious(frame)
+        steps = _steps(frame, facts) if facts.kind == "job" else None
     except pl.exceptions.ComputeError:
-        rows = _suspicious(_robust_lines(path))
+        frame = _robust_lines(path)
+        rows, steps = _suspicious(frame), None
     bundle.reader.read(rows, facts)
+    if steps is not None and len(steps):
+        bundle.numbers.append(steps)
     if facts.kind == "job":
         bundle.reader.read_progress([*head.splitlines(), *tail.splitlines()], facts)
+    if facts.kind in {"job", "scheduler"}:
+        ended = says_it_ended_well(tail.splitlines()[-40:])
+        if ended is not None:
+            bundle.ended_well.append(ended)
     bundle.text_files.append(name)
+
+
+def _steps(frame: pl.LazyFrame, facts: FileFacts) -> pl.DataFrame:
+    """Return step times and losses of progress lines as measures, ordered by step."""
+    line = pl.col("line")
+    milliseconds = line.str.extract(_STEP_MS, 2).cast(pl.Float64, strict=False)
+    unit = pl.coalesce(line.str.extract(_STEP_MS, 1), line.str.extract(_STEP_MS, 3))
+    found = (
+        frame.filter(line.str.contains(r"(?i)step|iter"))
+        .select(
+            step=line.str.extract(_STEP, 1).cast(pl.Int64, strict=False),
+            step_time=pl.when(unit.str.to_lowercase() == "ms")
+            .then(milliseconds / 1e3)
+            .otherwise(milliseconds),
+            loss=line.str.extract(_LOSS, 1).cast(pl.Float64, strict=False),
+        )
+        .drop_nulls("step")
+        .head(_MOST_STEPS)
+        .collect(engine="streaming")
+    )
+    parts = []
+    for column, metric in (("step_time", "step time s"), ("loss", "training loss")):
+        values = found.drop_nulls(column)
+        if len(values) < 12:
+            continue
+        parts.append(
+            values.select(
+                metric=pl.lit(metric),
+                node=pl.lit(facts.node if facts.rank is not None else None, pl.String),
+                device=pl.lit(None, pl.String),
+                target=pl.lit(None, pl.String),
+                rank=pl.lit(facts.rank, pl.Int64),
+                time_ns=pl.col("step"),
+                value=pl.col(column),
+            )
+        )
+    return pl.concat(parts) if parts else pl.DataFrame(schema=MEASURE_COLUMNS)
 
 
 def _is_binary(path: Path) -> bool:
@@ -179,7 +264,9 @@ def _sort_in(path: Path, name: str, bundle: Bundle, texts: list[tuple[Path, str]
     base = path.name.removesuffix(".gz")
     if _DUMP.search(base) or (path.suffix == ".json" and _DUMP.search(name)):
         bundle.dumps.append(path)
-    elif Path(base).suffix in _METRICS:
+    elif (Path(base).suffix in _METRICS and not _SCHEDULER.search(base)) or (
+        Path(base).suffix in {".jsonl", ".ndjson"} and is_table_of_numbers(path)
+    ):
         bundle.metrics.append(path)
     elif base.endswith(".json") and _looks_like_kineto(path):
         bundle.traces.append(path)
@@ -192,6 +279,21 @@ def _sort_in(path: Path, name: str, bundle: Bundle, texts: list[tuple[Path, str]
             bundle.skipped.append(f"{name}: binary, of no known kind")
     else:
         texts.append((path, name))
+
+
+def _read_table(path: Path, name: str, bundle: Bundle, texts: list[tuple[Path, str]]) -> None:
+    """Take a table's numbers; a table without known numbers is read as text."""
+    try:
+        rows = read_numbers(path, node=host_in_path(name), rank=rank_in_path(name))
+    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
+        bundle.skipped.append(f"{name}: {str(error).splitlines()[0][:120]}")
+        rows = pl.DataFrame(schema=MEASURE_COLUMNS)
+    if len(rows):
+        bundle.numbers.append(rows)
+    elif path.suffix != ".parquet":
+        texts.append((path, name))
+        return
+    bundle.text_files.append(name)
 
 
 def _looks_like_kineto(path: Path) -> bool:
@@ -237,6 +339,8 @@ def read_bundle(path: Path, *, extra: Sequence[Signature] = ()) -> Bundle:
         except OSError as error:
             bundle.skipped.append(f"{name}: {error.strerror or error}")
     reference_ns = _reference_ns(texts)
+    for file in bundle.metrics:
+        _read_table(file, str(file.relative_to(root)), bundle, texts)
     for file, name in texts:
         try:
             _read_text(file, name, bundle, reference_ns)

@@ -1,19 +1,14 @@
-"""Diagnose a folder of logs, a run, a Slurm job or the live store: causes, evidence, actions."""
+"""The answer of a diagnosis: record, JSON and view."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from datetime import UTC, datetime
 
-from kansoku.catalog.signatures import Signature
-from kansoku.diagnose.edge.bundle import Bundle, read_bundle
-from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.policy import Policy
-from kansoku.diagnose.reason import Context, Progress
-from kansoku.diagnose.reason import diagnose as reason
 from kansoku.model import Evidence, Hypothesis, Incident, Verdict
 from kansoku.view import Facts, Heading, Sentence, Tone, View
 
-__all__ = ["Diagnosis", "diagnose_folder", "diagnosis_json", "diagnosis_view"]
+__all__ = ["Diagnosis", "diagnosis_json", "diagnosis_view"]
 
 SCHEMA = "kansoku.diagnose/1"
 
@@ -26,47 +21,6 @@ class Diagnosis:
     read: tuple[str, ...]
     missing: tuple[str, ...]
     policy: Policy
-
-
-def _missing(bundle: Bundle) -> list[str]:
-    kinds = {
-        "no kernel log: hardware faults cannot be confirmed": any(
-            o.kind == "kernel" for o in bundle.reader.observations
-        )
-        or any("dmesg" in n or "kern" in n or "messages" in n for n in bundle.text_files),
-        "no Flight Recorder dumps: which rank missed which collective is not known": bool(
-            bundle.dumps or bundle.runs
-        ),
-        "no kansoku run: steps and phases are not known": bool(bundle.runs),
-        "no metrics of nodes": bool(bundle.metrics),
-        "no Slurm records": any("slurm" in n or "sacct" in n for n in bundle.text_files),
-    }
-    return [text for text, there in kinds.items() if not there] + bundle.skipped
-
-
-def diagnose_folder(
-    path: Path,
-    *,
-    extra: Sequence[Signature] = (),
-    policy: Policy | None = None,
-    more: Sequence[Observation] = (),
-) -> Diagnosis:
-    """Diagnose a folder of whatever there is; ``more`` are observations from other parts."""
-    bundle = read_bundle(path, extra=extra)
-    reader = bundle.reader
-    context = Context(
-        progress=Progress(last_ns=reader.last_progress_ns, first_ns=reader.first_progress_ns),
-        ranks=frozenset(reader.ranks),
-        node_of_rank=reader.node_of_rank,
-    )
-    policy = policy or Policy()
-    incident = reason([*reader.observations, *more], context, policy)
-    return Diagnosis(
-        incidents=() if incident is None else (incident,),
-        read=(*bundle.text_files, *map(str, [*bundle.dumps, *bundle.traces, *bundle.runs])),
-        missing=tuple(_missing(bundle)),
-        policy=policy,
-    )
 
 
 def _evidence_json(items: Sequence[Evidence]) -> list[dict[str, object]]:
@@ -129,8 +83,6 @@ def diagnosis_view(diagnosis: Diagnosis) -> View:
 
 
 def _when(time_ns: int) -> str:
-    from datetime import UTC, datetime
-
     return datetime.fromtimestamp(time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 

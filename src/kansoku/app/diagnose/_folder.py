@@ -1,0 +1,99 @@
+"""Diagnose a folder: gather what every reader sees, then reason once."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+
+from kansoku.app.diagnose._answer import Diagnosis
+from kansoku.app.diagnose._runs import observe_dumps, observe_run
+from kansoku.catalog.signatures import Signature
+from kansoku.diagnose.device_text import compare_facts, measures_of_facts
+from kansoku.diagnose.edge.bundle import Bundle, read_bundle
+from kansoku.diagnose.measures import read_measures
+from kansoku.diagnose.observation import Observation
+from kansoku.diagnose.policy import Policy
+from kansoku.diagnose.reason import Context, Progress
+from kansoku.diagnose.reason import diagnose as reason
+from kansoku.diagnose.stacks import outliers
+from kansoku.errors import InputError
+
+__all__ = ["diagnose_folder"]
+
+
+def _missing(bundle: Bundle) -> list[str]:
+    kinds = {
+        "no kernel log: hardware faults cannot be confirmed": any(
+            o.kind == "kernel" for o in bundle.reader.observations
+        )
+        or any("dmesg" in n or "kern" in n or "messages" in n for n in bundle.text_files),
+        "no Flight Recorder dumps: which rank missed which collective is not known": bool(
+            bundle.dumps or bundle.runs
+        ),
+        "no kansoku run: steps and phases are not known": bool(bundle.runs),
+        "no metrics of nodes": bool(bundle.metrics),
+        "no stacks of the ranks": bool(bundle.stacks),
+        "no Slurm records": any("slurm" in n or "sacct" in n for n in bundle.text_files),
+    }
+    return [text for text, there in kinds.items() if not there] + bundle.skipped
+
+
+def diagnose_folder(
+    path: Path,
+    *,
+    extra: Sequence[Signature] = (),
+    policy: Policy | None = None,
+    more: Sequence[Observation] = (),
+) -> Diagnosis:
+    """Diagnose a folder of whatever there is; ``more`` are observations from other parts.
+
+    Raises InputError where there is nothing to read.
+    """
+    bundle = read_bundle(path, extra=extra)
+    reader = bundle.reader
+    found = [*reader.observations, *more]
+    missing = _missing(bundle)
+    node_of_rank = dict(reader.node_of_rank)
+    job_nodes: set[str] = set()
+    progress = dict(reader.last_progress_ns)
+    endings = list(bundle.ended_well)
+    for run in bundle.runs:
+        try:
+            seen, loaded, nodes = observe_run(run)
+        except InputError as error:
+            missing.append(str(error))
+            continue
+        found += seen
+        node_of_rank.update(nodes)
+        job_nodes |= set(nodes.values())
+        if loaded.facts.exit_code is not None:
+            endings.append(loaded.facts.exit_code == 0)
+        steps = loaded.steps
+        if len(steps):
+            ends = steps.group_by("rank").agg((pl.col("start_ns") + pl.col("duration_ns")).max())
+            for rank, end in ends.iter_rows():
+                if end is not None:
+                    progress[rank] = max(progress.get(rank, end), end)
+    if bundle.dumps:
+        seen, _, unread = observe_dumps(bundle.dumps)
+        found += seen
+        missing += unread
+    found += outliers(bundle.stacks)
+    found += compare_facts(bundle.facts)
+    numbers = [*bundle.numbers, measures_of_facts(bundle.facts)] if bundle.facts else bundle.numbers
+    if numbers:
+        found += read_measures(pl.concat(numbers))
+    context = Context(
+        progress=Progress(last_ns=progress, first_ns=reader.first_progress_ns),
+        ranks=frozenset(reader.ranks | set(node_of_rank)),
+        node_of_rank=node_of_rank,
+        ended_well=bool(endings) and all(endings),
+    )
+    policy = policy or Policy()
+    incident = reason(found, context, policy)
+    return Diagnosis(
+        incidents=() if incident is None else (incident,),
+        read=(*bundle.text_files, *map(str, [*bundle.dumps, *bundle.traces, *bundle.runs])),
+        missing=tuple(dict.fromkeys(missing)),
+        policy=policy,
+    )

@@ -1,0 +1,287 @@
+"""Texts that tools print of devices: nvidia-smi -q, ibstat, ibv_devinfo, lspci -vv, ethtool, df.
+
+All are read the same way: a line that begins a device, indented ``key: value`` lines under
+headings. Facts of several devices and nodes are compared: the one that differs from all others is
+told. A few facts need no peers: a current width below the width in the same text, a port that is
+down, a reason that is active.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from kansoku.diagnose.measures import MEASURE_COLUMNS
+from kansoku.diagnose.observation import Observation
+from kansoku.model import Domain
+
+__all__ = ["DeviceFact", "compare_facts", "facts_of_text", "measures_of_facts"]
+
+_DEVICE = re.compile(
+    r"^\s*(?:GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)|GPU (\d+):"
+    r"|(?:CA|hca_id|device)[: ]\s*'?([\w.-]+)'?\s*$"
+    r"|((?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]) \S"
+    r"|(?:Settings for|NIC statistics for|Interface) ([\w.@-]+):?\s*$"
+    r"|(\d+: )?([a-z][\w.-]*\d[\w.@-]*): (?:flags=|<))"
+)
+_PAIR = re.compile(
+    r"^(\s*)([A-Za-z][\w /().,%\[\]-]{0,60}?)\s*(?::|=)\s+(\S.*?)\s*$|"
+    r"^(\s*)([A-Za-z_][\w .]{1,60}?):\s*(\S.*?)\s*$"
+)
+_HEADING = re.compile(r"^(\s*)([A-Za-z][\w /().'-]{1,60}?)\s*:?\s*$")
+_NUMBER = re.compile(r"^[-+]?\d[\d.]*")
+# Facts that must agree among equal nodes.
+_CONFIGURATION = re.compile(
+    r"version|driver|firmware|fw|vbios|mtu|kernel|gid|iommu|acs|memlock|nofile|ulimit|locked|shm|"
+    r"governor|persistence|ecc mode|mig|compute mode|addressing|hugepage|tuned|numa|nccl|cuda|"
+    r"link layer|transport|max (?:rd|read)|relaxed|pfc|dscp|trust|bios|cmdline|open files",
+    re.IGNORECASE,
+)
+_OWN = re.compile(
+    r"serial|uuid|guid|mac|address|addr|pid|time|uptime|date|hostname|node name|lid|"
+    r"index|minor|id$|bus|process|used|free|usage",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFact:
+    """One ``key: value`` of one device."""
+
+    node: str | None
+    device: str | None
+    key: str
+    """With its headings."""
+    value: str
+    source: str
+
+
+def facts_of_text(lines: Iterable[str], *, node: str | None, name: str) -> list[DeviceFact]:
+    """Return every pair of a text, with its device and headings."""
+    device: str | None = None
+    stack: list[tuple[int, str]] = []
+    found = []
+    for number, line in enumerate(lines, start=1):
+        begins = _DEVICE.match(line)
+        if begins is not None:
+            device = next((g for g in begins.groups()[:5] if g), begins[7])
+            stack = []
+            if "mtu" in line and (mtu := re.search(r"\bmtu[ :=]+(\d+)", line)):
+                found.append(
+                    DeviceFact(
+                        node=node, device=device, key="mtu", value=mtu[1], source=f"{name}:{number}"
+                    )
+                )
+            continue
+        pair = _PAIR.match(line)
+        if pair is not None:
+            indent, key, value = (
+                (pair[1], pair[2], pair[3]) if pair[2] else (pair[4], pair[5], pair[6])
+            )
+            while stack and stack[-1][0] >= len(indent):
+                stack.pop()
+            path = " ".join([*(h for _, h in stack[-3:]), key])
+            found.append(
+                DeviceFact(
+                    node=node, device=device, key=path, value=value, source=f"{name}:{number}"
+                )
+            )
+            continue
+        heading = _HEADING.match(line)
+        if heading is not None and line.strip():
+            while stack and stack[-1][0] >= len(heading[1]):
+                stack.pop()
+            stack.append((len(heading[1]), heading[2]))
+    return found
+
+
+def measures_of_facts(facts: Sequence[DeviceFact]) -> pl.DataFrame:
+    """Return the numbers among the facts, as a snapshot."""
+    rows = []
+    for fact in facts:
+        number = _NUMBER.match(fact.value)
+        word = fact.value.lower()
+        if number is not None:
+            try:
+                value = float(number[0])
+            except ValueError:
+                continue
+        elif word in {"active", "yes"}:
+            value = 1.0
+        elif word in {"not active", "no", "none"}:
+            value = 0.0
+        else:
+            continue
+        rows.append((fact.key, fact.node, fact.device, None, None, None, value))
+    return pl.DataFrame(rows, schema=MEASURE_COLUMNS, orient="row")
+
+
+def _observation(
+    fact: DeviceFact,
+    rule: str,
+    domain: Domain,
+    component: str,
+    strength: float,
+    text: str,
+    role: str = "root",
+) -> Observation:
+    return Observation(
+        rule=rule, text=text, source=fact.source, kind="other", domain=domain, component=component,
+        role=role, strength=strength, meaning="", action="", node=fact.node, device=fact.device,
+    )  # fmt: skip
+
+
+def _alone(facts: Sequence[DeviceFact]) -> list[Observation]:
+    """Return what single facts say."""
+    found = []
+    widths: dict[tuple[str | None, str | None, str], dict[str, DeviceFact]] = defaultdict(dict)
+    for fact in facts:
+        key, value = fact.key.lower(), fact.value.lower()
+        base = re.sub(r"\b(max|maximum|current|device current|device max|host max)\b", "", key)
+        base = " ".join(base.split())
+        if re.search(r"link (width|gen)|pcie generation|\bwidth\b|\bgen\b", key):
+            side = "max" if "max" in key else "current"
+            widths[fact.node, fact.device, base][side] = fact
+        if re.search(r"(phys\w* )?state$", key) and re.search(
+            r"^(?:\d+: )?(down|polling|disabled|init\w*|linkerrorrecovery|port_down|port_init)",
+            value.replace("'", ""),
+        ):
+            found.append(
+                _observation(
+                    fact, "port-down", Domain.NETWORK, "link", 0.8, f"{fact.key}: {fact.value}"
+                )
+            )
+        if "link detected" in key and value == "no":
+            found.append(
+                _observation(
+                    fact, "port-down", Domain.NETWORK, "link", 0.8, f"{fact.key}: {fact.value}"
+                )
+            )
+        if "lnksta" in key and "downgraded" in value and "width" in value:
+            narrow = "(downgraded)" in value.partition("width")[2]
+            strength = 0.75 if narrow else 0.3  # idle links lower their speed, never their width
+            found.append(
+                _observation(
+                    fact,
+                    "pcie-degraded",
+                    Domain.HOST,
+                    "pcie",
+                    strength,
+                    f"{fact.key}: {fact.value}",
+                    "root" if narrow else "symptom",
+                )
+            )
+        if (
+            re.search(r"remapping failure|pending", key)
+            and value == "yes"
+            and re.search(r"remap|page|row", key)
+        ):
+            found.append(
+                _observation(
+                    fact,
+                    "gpu-remap-fail",
+                    Domain.GPU_HARDWARE,
+                    "memory",
+                    0.8,
+                    f"{fact.key}: {fact.value}",
+                )
+            )
+        if re.search(r"(hw|thermal|power brake)", key) and "slowdown" in key and value == "active":
+            found.append(
+                _observation(
+                    fact,
+                    "gpu-hwslow",
+                    Domain.GPU_HARDWARE,
+                    "thermal or power",
+                    0.75,
+                    f"{fact.key}: {fact.value}",
+                )
+            )
+    for both in widths.values():
+        if set(both) == {"max", "current"}:
+            now, most = (_NUMBER.match(both[s].value) for s in ("current", "max"))
+            if (
+                now
+                and most
+                and float(now[0]) < float(most[0])
+                and "width" in both["current"].key.lower()
+            ):
+                found.append(
+                    _observation(
+                        both["current"], "pcie-degraded", Domain.HOST, "pcie", 0.8,
+                        f"{both['current'].key} {both['current'].value}, "
+                        f"{both['max'].value} possible",
+                    )
+                )  # fmt: skip
+    return found
+
+
+def _domain_of(key: str) -> tuple[Domain, str]:
+    text = key.lower()
+    if re.search(r"mtu|gid|link layer|pfc|dscp|trust|fw_ver|firmware|port|hca|transport", text):
+        return Domain.NETWORK, "configuration"
+    if re.search(r"nccl|torch", text):
+        return Domain.FRAMEWORK, "version mix"
+    return Domain.HOST, "configuration"
+
+
+def _odd(facts: Sequence[DeviceFact]) -> list[Observation]:
+    """Return configuration in which one or two nodes differ from all others."""
+    values: dict[str, dict[str, list[DeviceFact]]] = defaultdict(lambda: defaultdict(list))
+    for fact in facts:
+        if fact.node and _CONFIGURATION.search(fact.key) and not _OWN.search(fact.key):
+            values[fact.key][fact.node].append(fact)
+    found = []
+    for key, by_node in values.items():
+        if len(by_node) < 3:
+            continue
+        told = {n: tuple(sorted({f.value for f in items})) for n, items in by_node.items()}
+        counts = Counter(told.values())
+        usual, many = counts.most_common(1)[0]
+        odd = [n for n, value in told.items() if value != usual]
+        if not odd or many < 2 or len(odd) > max(1, len(told) // 4):
+            continue
+        for node in odd:
+            domain, component = _domain_of(key)
+            fact = next((f for f in by_node[node] if f.value not in usual), by_node[node][0])
+            text = f"{key}: {fact.value} here, {', '.join(usual)} on the {many} others"
+            found.append(
+                _observation(fact, "odd-configuration", domain, component, 0.55, text, "either")
+            )
+    return found
+
+
+def _missing_devices(facts: Sequence[DeviceFact]) -> list[Observation]:
+    """Return nodes that list fewer GPUs or ports than all others."""
+    kinds: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for fact in facts:
+        if fact.node and fact.device:
+            tool = re.sub(r"\d+", "#", fact.source.rpartition(":")[0].rpartition("/")[2])
+            kinds[tool][fact.node].add(fact.device)
+    found = []
+    for by_node in kinds.values():
+        if len(by_node) < 3:
+            continue
+        counts = Counter(len(devices) for devices in by_node.values())
+        usual, many = counts.most_common(1)[0]
+        for node, devices in by_node.items():
+            if len(devices) < usual and many >= 2:
+                fact = next(f for f in facts if f.node == node and f.device in devices)
+                gpu = any(re.fullmatch(r"\d+|[0-9A-Fa-f]{8}:.*", d) for d in devices)
+                found.append(
+                    Observation(
+                        rule="device-missing",
+                        text=f"{len(devices)} devices, {usual} on the others",
+                        source=fact.source, kind="other", component="missing", role="root",
+                        domain=Domain.GPU_HARDWARE if gpu else Domain.NETWORK, strength=0.7,
+                        meaning="a device is not seen any more", action="", node=node,
+                    )
+                )  # fmt: skip
+    return found
+
+
+def compare_facts(facts: Sequence[DeviceFact]) -> list[Observation]:
+    """Return what the facts say alone and against each other."""
+    return [*_alone(facts), *_odd(facts), *_missing_devices(facts)]

@@ -1,0 +1,65 @@
+"""Open tables of numbers: CSV, Parquet, JSON lines, Prometheus text; large ones are reduced."""
+
+from pathlib import Path
+
+import polars as pl
+
+from kansoku.catalog.quantities import quantity_of
+from kansoku.diagnose.tables import measures_of_prometheus, measures_of_table
+
+__all__ = ["is_table_of_numbers", "read_numbers"]
+
+_MOST_ROWS = 20_000_000
+_TEXT_LIMIT = 256 << 20
+
+
+def _scan(path: Path) -> pl.LazyFrame:
+    name = path.name.removesuffix(".gz")
+    if name.endswith((".parquet", ".pq")):
+        return pl.scan_parquet(path)
+    if name.endswith((".jsonl", ".ndjson", ".json")):
+        return pl.scan_ndjson(path, infer_schema_length=2000, ignore_errors=True)
+    with path.open("rb") as file:
+        first = file.readline(65536)
+    separator = max(",;\t|", key=lambda c: first.count(c.encode()))
+    return pl.scan_csv(
+        path,
+        separator=separator,
+        infer_schema_length=2000,
+        ignore_errors=True,
+        truncate_ragged_lines=True,
+        comment_prefix="#",
+        with_column_names=_cleaned,
+        null_values=["", "N/A", "[N/A]", "NA", "null", "[Not Supported]", "-"],
+    )
+
+
+def _cleaned(names: list[str]) -> list[str]:
+    """Strip blanks after separators; repeated names get a number."""
+    seen: dict[str, int] = {}
+    clean = []
+    for name in names:
+        text = name.strip()
+        seen[text] = seen.get(text, 0) + 1
+        clean.append(text if seen[text] == 1 else f"{text}_{seen[text]}")
+    return clean
+
+
+def read_numbers(path: Path, *, node: str | None = None, rank: int | None = None) -> pl.DataFrame:
+    """Return a file's known numbers as measures; raise polars' errors for files that are no table.
+
+    Empty where no column is known.
+    """
+    if path.suffix == ".prom":
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return measures_of_prometheus(file.read(_TEXT_LIMIT), node=node)
+    return measures_of_table(_scan(path).head(_MOST_ROWS), node=node, rank=rank)
+
+
+def is_table_of_numbers(path: Path) -> bool:
+    """Say whether a JSON-lines file has columns that are numbers with a known meaning."""
+    try:
+        kinds = pl.scan_ndjson(path, infer_schema_length=20).collect_schema()
+    except (pl.exceptions.PolarsError, OSError):
+        return False
+    return any(k.is_numeric() and quantity_of(n) is not None for n, k in kinds.items())
