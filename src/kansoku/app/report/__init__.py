@@ -6,5 +6,6 @@
 
 from kansoku.app.report._load import LoadedRun, load_run
 from kansoku.app.report._report import Report, report
+from kansoku.app.report._states import BlackBox, RankState
 
-__all__ = ["LoadedRun", "Report", "load_run", "report"]
+__all__ = ["BlackBox", "LoadedRun", "RankState", "Report", "load_run", "report"]

@@ -1,8 +1,10 @@
 """The report as a record: figures, verdict, findings, JSON and View."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import polars as pl
 
 from kansoku.app.peak import run_peak
 from kansoku.app.report._findings import ReportPolicy, build_findings
@@ -174,12 +176,22 @@ def _job(answer: Report) -> dict[str, Any]:
     }
 
 
+def _with_counters(run: LoadedRun, throughput: Throughput) -> Throughput:
+    """Count steps as the processes did: that survives a ring too small for its run."""
+    if run.counters is None or run.counters.is_empty():
+        return throughput
+    counted = run.counters.filter(pl.col("kind") == "step")["count"].max()
+    if not isinstance(counted, int) or counted <= throughput.steps:
+        return throughput
+    return replace(throughput, steps=counted)
+
+
 def report(run: Path | str | LoadedRun, *, policy: ReportPolicy | None = None) -> Report:
     """Analyse a run directory and return its report; raise InputError where there is no run."""
     if not isinstance(run, LoadedRun):
         run = load_run(run)
     facts = run.facts
-    throughput = measure(run.steps, facts, run.layout)
+    throughput = _with_counters(run, measure(run.steps, facts, run.layout))
     conventions = {r.extra.get("flops_convention", "") for r in facts.ranks} - {""}
     convention = conventions.pop() if len(conventions) == 1 else _DEFAULT_CONVENTION
     peak, peak_source = (None, "the model FLOPs of a step are not known")
