@@ -1,0 +1,135 @@
+"""Steps and phases of one process, without torch: whose update ends a step, what touches what."""
+
+import polars as pl
+import pytest
+
+from kansoku.capture.payload.recorder import Recorder
+from kansoku.formats.run_directory import read_run
+from kansoku.model import ring
+
+KIND = ring.KIND_CODES
+
+
+class Optimizer:
+    param_groups = (1,)
+
+
+@pytest.fixture
+def recorder(tmp_path, monkeypatch):
+    monkeypatch.setenv("KANSOKU_RING_DIR", str(tmp_path))
+    monkeypatch.setenv("KANSOKU_RUN_ID", "r")
+    monkeypatch.setenv("KANSOKU_RING_BYTES", "300000")
+    for name in ("KANSOKU_OUT", "RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    made = Recorder()
+    assert made.start()
+    return made
+
+
+def phase(recorder, kind):
+    recorder.close(recorder.open(KIND[kind], kind))
+
+
+def update(recorder, optimizer):
+    recorder.update_begins(optimizer)
+    recorder.update_ends(optimizer)
+
+
+def spans(tmp_path):
+    return read_run(tmp_path / "r").spans
+
+
+def test_steps_touch_to_the_nanosecond(recorder, tmp_path):
+    one = Optimizer()
+    recorder.optimizers.add(one)
+    for _ in range(4):
+        phase(recorder, "forward")
+        phase(recorder, "backward")
+        update(recorder, one)
+    phase(recorder, "evaluation")
+    recorder.finish()
+    steps = spans(tmp_path).filter(pl.col("kind") == "step")
+    ends = (steps["start_ns"] + steps["duration_ns"]).to_list()
+    assert steps["start_ns"].to_list()[1:] == ends[:-1]
+    assert [bool(a) for a in steps["attributes"]] == [False] * 4 + [True]  # the last: incomplete
+
+
+def test_two_optimizers_in_turn_are_one_step(recorder, tmp_path):
+    generator, critic = Optimizer(), Optimizer()
+    recorder.optimizers.update((generator, critic))
+    for _ in range(3):
+        for one in (critic, generator):
+            phase(recorder, "forward")
+            phase(recorder, "backward")
+            update(recorder, one)
+    recorder.finish()
+    found = spans(tmp_path)
+    assert len(found.filter(pl.col("kind") == "step")) == 3
+    assert found.filter(pl.col("kind") == "forward")["step"].to_list() == [0, 0, 1, 1, 2, 2]
+
+
+def test_an_optimizer_that_never_steps_holds_nothing_up(recorder, tmp_path):
+    used, idle = Optimizer(), Optimizer()
+    recorder.optimizers.update((used, idle))
+    for _ in range(3):
+        phase(recorder, "forward")
+        update(recorder, used)
+    recorder.finish()
+    found = spans(tmp_path)
+    assert len(found.filter(pl.col("kind") == "step")) == 3
+    assert found.filter(pl.col("kind") == "forward")["step"].to_list() == [0, 1, 2]
+    parents = found.filter(pl.col("kind") == "forward").join(
+        found.filter(pl.col("kind") == "step"), left_on="parent", right_on="id", suffix="_up"
+    )
+    assert parents["step_up"].to_list() == [0, 1, 2]
+
+
+def test_an_update_inside_a_backward_ends_the_step_with_it(recorder, tmp_path):
+    one = Optimizer()
+    recorder.optimizers.add(one)
+    for _ in range(2):
+        backward = recorder.open(KIND["backward"], "backward")
+        update(recorder, one)
+        recorder.close(backward)
+    recorder.finish()
+    found = spans(tmp_path)
+    assert len(found.filter(pl.col("kind") == "step")) == 2
+    assert found.filter(pl.col("kind") == "backward")["step"].to_list() == [0, 1]
+
+
+def test_an_exception_leaves_no_phase_open(recorder, tmp_path):
+    one = Optimizer()
+    recorder.optimizers.add(one)
+    outer = recorder.open(KIND["forward"], "outer")
+    recorder.open(KIND["data_wait"], "never closed by itself")
+    recorder.close(outer)
+    recorder.update_begins(one)  # raises inside: its end never comes
+    phase(recorder, "forward")
+    update(recorder, one)
+    recorder.finish()
+    found = spans(tmp_path)
+    assert found["duration_ns"].null_count() == 0
+    assert found["duration_ns"].min() >= 0
+
+
+def test_off_records_nothing_and_on_goes_on(recorder, tmp_path):
+    one = Optimizer()
+    recorder.optimizers.add(one)
+    phase(recorder, "forward")
+    update(recorder, one)
+    recorder.switched(on=False)
+    assert read_run(tmp_path / "r").processes[0].state == "off"
+    recorder.switched(on=True)
+    phase(recorder, "forward")
+    update(recorder, one)
+    recorder.finish()
+    steps = spans(tmp_path).filter(pl.col("kind") == "step")
+    assert len(steps) == 2
+    # The time between is nobody's.
+    assert steps["start_ns"][1] > steps["start_ns"][0] + steps["duration_ns"][0]
+
+
+def test_a_forked_child_starts_empty_and_joins_only_a_group(recorder):
+    recorder.forget()
+    assert recorder.open(KIND["forward"], "x") == 0
+    assert recorder.writer is None
