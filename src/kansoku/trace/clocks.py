@@ -157,7 +157,8 @@ def estimate_clocks(matched: pl.DataFrame, *, nodes: dict[int, str] | None = Non
     ``nodes`` maps ranks to hosts. Ranks of one host share one clock: where their estimates agree
     the host's median is used for all of them, and a run on one host is left uncorrected.
     """
-    closed = matched.filter(pl.col("end_ns").is_not_null() & (pl.col("seen") > 1))
+    columns = matched.select("rank", "group", "sequence", "end_ns", "seen")
+    closed = columns.filter(pl.col("end_ns").is_not_null() & (pl.col("seen") > 1))
     if closed.is_empty():
         reason = "no collective was seen on two ranks"
         return ClockModel(reference=None, origin_ns=0, offsets=(), applied=False, reason=reason)

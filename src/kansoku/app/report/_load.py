@@ -92,6 +92,7 @@ def load_run(path: Path | str) -> LoadedRun:
     matched = arrivals(rows)
     clocks = estimate_clocks(matched, nodes=nodes)
     if clocks.applied:
+        del matched  # millions of rows: never two of them at once
         matched = arrivals(rows, clocks)
     return LoadedRun(
         path=path,
