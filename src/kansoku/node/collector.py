@@ -19,10 +19,8 @@ import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
-from kansoku.catalog.metrics import metrics as known_metrics
 from kansoku.errors import ConfigurationError
 from kansoku.node.host import Host
 from kansoku.node.sample import Event, Sample
@@ -96,6 +94,9 @@ def _load(name: str, target: str, settings: Mapping[str, Any]) -> Collector:
             f"collector {name} ({target}) is not a complete Collector",
             remedy=f"expected {_SIGNATURE}",
         )
+    # Here, not above: the node guard imports this package before every job and has no need of it.
+    from kansoku.catalog.metrics import metrics as known_metrics
+
     unknown = sorted(set(kind.metrics) - set(known_metrics()))
     if unknown:
         raise ConfigurationError(
@@ -115,6 +116,8 @@ def load_collectors(
 
     Raises ConfigurationError naming the plug-in and what was expected of it.
     """
+    from importlib.metadata import entry_points
+
     targets = dict(BUILT_IN)
     targets.update({e.name: e.value for e in entry_points(group="kansoku.collectors")})
     names = list(only) or list(targets)
