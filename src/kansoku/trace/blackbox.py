@@ -49,12 +49,13 @@ class BlockedCollective:
 
 def last_states(spans: pl.DataFrame) -> tuple[LastState, ...]:
     """Return the state of every rank at the end of its record."""
-    spans = spans.filter(pl.col("rank").is_not_null())
-    last = spans.group_by("rank").agg(
+    last = spans.filter(pl.col("rank").is_not_null()) if spans["rank"].null_count() else spans
+    last = last.group_by("rank").agg(
         last=(pl.col("start_ns") + pl.col("duration_ns").fill_null(0)).max(),
         step=pl.col("step").max(),
     )
-    opened = spans.filter(pl.col("duration_ns").is_null()).sort("rank", "start_ns", "id")
+    opened = spans.filter(pl.col("duration_ns").is_null() & pl.col("rank").is_not_null())
+    opened = opened.sort("rank", "start_ns", "id")
     by_rank: dict[int, list[dict[str, object]]] = {}
     for row in opened.iter_rows(named=True):
         by_rank.setdefault(row["rank"], []).append(row)

@@ -75,7 +75,11 @@ def collective_rows(spans: pl.DataFrame, facts: RunFacts) -> pl.DataFrame:
 
     A collective starts when its rank issues it and ends when it completes, on whatever thread.
     """
-    rows = spans.filter((pl.col("kind") == "collective") & pl.col("rank").is_not_null())
+    # Columns first: a filter copies what it keeps.
+    columns = ("rank", "step", "group", "sequence", "name", "start_ns", "duration_ns", "bytes")
+    rows = spans.select(*columns, "dtype", "thread", "id", "kind").filter(
+        (pl.col("kind") == "collective") & pl.col("rank").is_not_null()
+    )
     keys = group_keys(facts)
     renamed = {pair: key for pair, key in keys.items() if pair[1] != key}
     if renamed:

@@ -44,6 +44,8 @@ _CLASSES = len(PHASES) + 1
 # Kind codes: the phases, then these.
 _KINDS = {**_PHASE_INDEX, "collective_wait": _COLLECTIVE, "evaluation": _EVALUATION}
 _SPANS_AT_ONCE = 600_000
+# What is needed of a span; names, groups and dtypes of millions are not.
+_COLUMNS = "run rank step kind start_ns duration_ns id thread cpu_ns attributes".split()
 _STEP_ROWS = pl.Schema({**table_schema("steps"), "run_delay_ns": pl.Int64()})
 _QUEUE_ROWS = pl.Schema(
     {"rank": pl.Int32(), "step": pl.Int32(), "kind": pl.String(), "queue_ns": pl.Int64()}
@@ -216,6 +218,7 @@ def step_rows(
     ``resources`` holds ``rank, step, id, tokens, flops, peak_rss_bytes`` of step spans and, where
     recorded, ``queued_ns`` of phases; what is in neither comes from ``facts``.
     """
+    spans = spans.select(_COLUMNS)
     bounds = _rank_bounds(spans)
     if len(bounds) > 1:
         return pl.concat(
@@ -226,7 +229,6 @@ def step_rows(
             )
             for first, end in bounds
         )
-    # Narrow first: names, groups and dtypes of millions of spans are not needed here.
     narrow = spans.select("rank", "kind", "start_ns", "duration_ns", "thread", "attributes")
     last_ns = _last_record(narrow)
     steps = _closed(

@@ -84,6 +84,7 @@ def load_run(path: Path | str) -> LoadedRun:
         if tables.spans is not None:
             spans = pl.concat([spans, tables.spans]) if len(spans) else tables.spans
     steps = merge_steps(step_rows(spans, facts=facts, resources=data.resources), kept)
+    del kept, tables  # as large as what was made of them
     use = _resource_use(path, steps, spans, facts)
     if use is not None:
         steps = use.steps.select(steps.columns)  # the error columns stay in ``use``
