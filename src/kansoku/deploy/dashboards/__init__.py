@@ -1,0 +1,57 @@
+"""Grafana dashboards as typed code, for the 11.6 schema."""
+
+import json
+from importlib import metadata
+from typing import Any
+
+from kansoku.errors import DependencyError
+
+__all__ = ["dashboards"]
+
+_SCHEMA = "11.6"
+
+
+def dashboards() -> dict[str, dict[str, Any]]:
+    """Return every dashboard by file name, as the JSON that Grafana reads.
+
+    Raises DependencyError where the ``grafana`` extra is missing or of another schema.
+    """
+    _check_sdk()
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+    from kansoku.deploy.dashboards import machine, network, operation, overview
+
+    made = {
+        "kansoku-cluster": overview.cluster(),
+        "kansoku-job": overview.job(),
+        "kansoku-node": machine.node(),
+        "kansoku-gpu": machine.gpu(),
+        "kansoku-nic": network.nic(),
+        "kansoku-storage": machine.storage(),
+        "kansoku-slurm": operation.slurm(),
+        "kansoku-fabric": network.fabric(),
+        "kansoku-bursts": network.bursts(),
+        "kansoku-incidents": operation.incidents(),
+        "kansoku-telemetry": operation.telemetry(),
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for name, board in made.items():
+        found[name] = json.loads(JSONEncoder().encode(board.build()))
+        for number, panel in enumerate(found[name]["panels"], start=1):
+            panel["id"] = number
+    return found
+
+
+def _check_sdk() -> None:
+    remedy = "pip install 'kansoku[grafana]', or --no-dashboards"
+    try:
+        version = metadata.version("grafana-foundation-sdk")
+    except metadata.PackageNotFoundError:
+        raise DependencyError(
+            "dashboards need the package grafana-foundation-sdk", remedy=remedy
+        ) from None
+    if not version.rpartition("!")[2].startswith(f"{_SCHEMA}."):
+        raise DependencyError(
+            f"grafana-foundation-sdk {version} writes another schema than Grafana {_SCHEMA}'s",
+            remedy=remedy,
+        )
