@@ -19,7 +19,12 @@ def _cuda() -> Any:
     """Return torch.cuda where this process uses a GPU and no graph is being captured."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
-    if cuda is None or not cuda.is_initialized() or cuda.is_current_stream_capturing():
+    # The attribute, not is_initialized(): that asks about forks too, 25 µs a call.
+    if (
+        cuda is None
+        or not getattr(cuda, "_initialized", False)
+        or cuda.is_current_stream_capturing()
+    ):
         return None
     return cuda
 
