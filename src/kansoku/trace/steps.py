@@ -45,7 +45,18 @@ _CLASSES = len(PHASES) + 1
 _KINDS = {**_PHASE_INDEX, "collective_wait": _COLLECTIVE, "evaluation": _EVALUATION}
 _SPANS_AT_ONCE = 600_000
 # What is needed of a span; names, groups and dtypes of millions are not.
-_COLUMNS = "run rank step kind start_ns duration_ns id thread cpu_ns attributes".split()
+_COLUMNS = [
+    "run",
+    "rank",
+    "step",
+    "kind",
+    "start_ns",
+    "duration_ns",
+    "id",
+    "thread",
+    "cpu_ns",
+    "attributes",
+]
 _STEP_ROWS = pl.Schema({**table_schema("steps"), "run_delay_ns": pl.Int64()})
 _QUEUE_ROWS = pl.Schema(
     {"rank": pl.Int32(), "step": pl.Int32(), "kind": pl.String(), "queue_ns": pl.Int64()}
