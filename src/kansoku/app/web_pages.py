@@ -20,7 +20,7 @@ def web_pages() -> tuple[Page, ...]:
     found: list[Page] = []
     for name in _MODULES:
         if importlib.util.find_spec(name) is not None:
-            found += importlib.import_module(name).PAGES
+            found += getattr(importlib.import_module(name), "PAGES", ())
     return tuple(found)
 
 

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from kansoku.app.serve.access import LOCAL, Principal, hide_inside, rows_of
+from kansoku.app.web_memory import Memory
 from kansoku.catalog import Cluster
 from kansoku.errors import KansokuError
 from kansoku.model import table_schema
@@ -32,6 +33,8 @@ class Reading:
     """Counts of every stage of the server."""
     cluster: Cluster | None = None
     """The cluster file the server was given."""
+    memory: Memory = field(default_factory=Memory)
+    """What was computed a moment ago; keys must not let one reader see another's."""
 
     @property
     def folder(self) -> Path:

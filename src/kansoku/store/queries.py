@@ -172,6 +172,23 @@ _ALL = (
         "WHERE $kind IS NULL OR kind = $kind GROUP BY source, target ORDER BY source, target",
     ),
     NamedQuery(
+        name="probe_paths",
+        answers="one path of a source, target and port: probes, lost, means of RTT and delay",
+        tables=("probes",),
+        parameters=(Parameter(name="kind", kind=str, meaning="tor_mesh, inter_tor or service"),
+                    Parameter(name="source", kind=str, meaning="only from this NIC, NODE/DEV"),
+                    Parameter(name="target", kind=str, meaning="only to this NIC"),
+                    *_WINDOW),
+        sql="SELECT source, target, kind, path, source_port, sum(n)::BIGINT AS probes, "
+        "sum(gone)::BIGINT AS lost, sum(rtt_p50_ns * n) / sum(n) FILTER (rtt_p50_ns IS NOT NULL) "
+        "AS rtt_p50_ns, max(rtt_p99_ns) AS rtt_p99_ns, sum(responder_delay_p50_ns * n) / sum(n) "
+        "FILTER (responder_delay_p50_ns IS NOT NULL) AS responder_delay_p50_ns FROM (SELECT *, "
+        "coalesce(probes, 1) AS n, coalesce(lost, (outcome = 'lost')::INT, 0) AS gone "
+        "FROM {probes} WHERE ($kind IS NULL OR kind = $kind) AND ($source IS NULL OR "
+        "source = $source) AND ($target IS NULL OR target = $target)) GROUP BY ALL "
+        "ORDER BY source, target, source_port",
+    ),
+    NamedQuery(
         name="burst_ports",
         answers="one port and direction: bursts, bytes, highest peak, longest",
         tables=("bursts",),

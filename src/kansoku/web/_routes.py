@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from starlette.staticfiles import StaticFiles
 from kansoku.app.serve.access import Access, Principal
 from kansoku.app.serve.session import COOKIE
 from kansoku.app.web_columns import COLUMNS_TYPE, columns_bytes
+from kansoku.app.web_memory import Memory
 from kansoku.app.web_page import MissingError, Page, parse_query
 from kansoku.app.web_pages import web_pages
 from kansoku.app.web_reading import Reading, RefusedError
@@ -42,6 +43,7 @@ class _Site:
     cluster: Cluster | None
     clock_ns: Callable[[], int]
     drawer: Drawer
+    memory: Memory
 
     def principal(self, request: Request) -> Principal | None:
         return self.access.identify(
@@ -55,6 +57,7 @@ class _Site:
             clock_ns=self.clock_ns,
             statistics=self.statistics,
             cluster=self.cluster,
+            memory=self.memory,
         )
 
 
@@ -65,15 +68,18 @@ def routes(
     statistics: Callable[[], dict[str, Any]] | None = None,
     cluster: Cluster | None = None,
     clock_ns: Callable[[], int] = time.time_ns,
+    pages: Sequence[Page] | None = None,
 ) -> list[BaseRoute]:
-    """Return every route of the site."""
+    """Return every route of the site; ``pages`` are all there are unless told."""
+    pages = web_pages() if pages is None else pages
     site = _Site(
         store=store,
         access=access,
         statistics=statistics,
         cluster=cluster,
         clock_ns=clock_ns,
-        drawer=Drawer(web_pages()),
+        drawer=Drawer(pages),
+        memory=Memory(),
     )
     found: list[BaseRoute] = [
         Route("/", _home, methods=["GET"]),
@@ -84,7 +90,7 @@ def routes(
         Mount("/static/bokeh", _BokehFiles()),
         Mount("/static", _Files(directory=_STATIC)),
     ]
-    for page in web_pages():
+    for page in pages:
         # Columns before pages: a page's last parameter may take a whole path.
         found += [
             Route(
@@ -94,7 +100,7 @@ def routes(
             )
             for name in page.columns
         ]
-    for page in web_pages():
+    for page in pages:
         found.append(Route(f"/api/v1/pages{page.path}", _twin(site, page), methods=["GET"]))
         found.append(Route(page.path, _html(site, page), methods=["GET"]))
     found.append(Route("/{path:path}", _bind(_nothing, site), methods=["GET"]))

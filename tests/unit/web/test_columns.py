@@ -1,33 +1,15 @@
 """The wire form of columns, decoded by hand; reduction that keeps minimum and maximum."""
 
-import json
-import struct
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.labs.web_columns import decode
 
 from kansoku.app.web_columns import columns_bytes, heatmap_columns, reduced, timeline_columns
 from kansoku.app.web_page import Columns
 from kansoku.errors import InputError
 from kansoku.view import Heatmap, Span, Timeline
-
-
-def decode(raw):
-    """Read the form as docs/web.md writes it, without our own code."""
-    assert raw[:4] == b"KCOL"
-    (length,) = struct.unpack("<I", raw[4:8])
-    header = json.loads(raw[8 : 8 + length])
-    assert (8 + length) % 8 == 0
-    arrays = {}
-    for one in header["arrays"]:
-        assert one["offset"] % 8 == 0
-        kind = np.dtype("<" + one["type"])
-        count = int(np.prod(one["shape"]))
-        start = 8 + length + one["offset"]
-        arrays[one["name"]] = np.frombuffer(raw, kind, count, start).reshape(one["shape"])
-    return header, arrays
 
 
 def test_arrays_stand_little_endian_behind_a_json_header():

@@ -1,13 +1,14 @@
 """A quantity of every GPU or NIC over time, with the jobs that held the nodes over it."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import polars as pl
 
+from kansoku.app.web_fleet._nodes import natural
 from kansoku.app.web_fleet._window import Span
 from kansoku.app.web_reading import Reading
 from kansoku.jobs.edge.promql import device_of, node_of
@@ -64,6 +65,8 @@ HEAT: dict[str, HeatKind] = {
     )
 }  # fmt: skip
 COLUMNS = 1440
+Rows = tuple[tuple[str, str], ...]
+Cells = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,19 +93,9 @@ def heat(
     node: str | None = None,
 ) -> Heat:
     """Return one quantity over the window; nodes of the cluster file without data get a row."""
-    span = span.aligned(columns)
-    step = span.step_ns(columns)
-    frame = reading.metric_range(
-        kind.metric,
-        {**kind.matchers, **({"host.name": node} if node else {})},
-        start_ns=span.since_ns,
-        end_ns=span.until_ns,
-        step_ns=step,
-        aggregate=kind.aggregate,
-    )
-    width = (span.until_ns - span.since_ns) // step
-    nodes = [one.name for one in reading.cluster.nodes] if reading.cluster and not node else []
-    rows, values = _matrix(frame, kind, span.since_ns, step, int(width), nodes)
+    span, step = span.grid(columns)
+    width = int((span.until_ns - span.since_ns) // step)
+    rows, values = _cells(reading, kind, span, step, node)
     quantity = Quantity(
         name=kind.name, title=kind.title, unit=kind.unit, metrics=(kind.metric,), promql="",
         idle_below=0.0,
@@ -124,13 +117,96 @@ def heat(
     return Heat(kind=kind, matrix=matrix, groups=_groups(rows))
 
 
-def _natural(text: str) -> tuple[object, ...]:
-    return tuple((int(p), "") if p.isdigit() else (-1, p) for p in re.split(r"(\d+)", text))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cells:
+    """Cells computed before; columns well before ``read_ns`` do not change any more."""
+
+    span: Span
+    rows: Rows
+    values: Cells
+    read_ns: int
+    whole_ns: int
+    """When the whole window was last read."""
+
+
+_AGE_S = 1.5
+_SETTLED_NS = 300 * 10**9
+"""Samples later than this are seen when the whole window is read again."""
+_WHOLE_NS = 900 * 10**9
+
+
+def _cells(
+    reading: Reading, kind: HeatKind, span: Span, step: int, node: str | None
+) -> tuple[Rows, Cells]:
+    """Return the cells; of a window that moved on, only what is new is asked of the store."""
+    nodes = [one.name for one in reading.cluster.nodes] if reading.cluster and not node else []
+    width = (span.until_ns - span.since_ns) // step
+
+    def ask(since_ns: int) -> tuple[Rows, Cells]:
+        frame = reading.metric_range(
+            kind.metric,
+            {**kind.matchers, **({"host.name": node} if node else {})},
+            start_ns=since_ns,
+            end_ns=span.until_ns,
+            step_ns=step,
+            aggregate=kind.aggregate,
+        )
+        return _matrix(frame, kind, since_ns, step, (span.until_ns - since_ns) // step, nodes)
+
+    def make(old: _Cells | None) -> tuple[_Cells, int]:
+        now = reading.clock_ns()
+        whole = now
+        settled = None if old is None else (old.read_ns - _SETTLED_NS) // step * step
+        if (
+            old is not None
+            and settled is not None
+            and now - old.whole_ns < _WHOLE_NS
+            and old.span.since_ns <= span.since_ns < min(settled, span.until_ns)
+            and settled - span.since_ns > width * step // 2
+        ):
+            begin = min(settled, old.span.until_ns, span.until_ns)
+            rows, values = _joined(old, span, step, begin, ask(begin) if begin < span.until_ns
+                                   else ((), np.zeros((0, 0), np.float32)))  # fmt: skip
+            whole = old.whole_ns
+        else:
+            rows, values = ask(span.since_ns)
+        made = _Cells(span=span, rows=rows, values=values, read_ns=now, whole_ns=whole)
+        return made, values.nbytes
+
+    found = reading.memory.get(("heat", kind.name, step, width, node, not span.now), _AGE_S, make)
+    if found.span != span:  # another window of the same shape was asked for at the same time
+        return ask(span.since_ns)
+    return found.rows, found.values
+
+
+def _joined(
+    old: _Cells, span: Span, step: int, begin: int, fresh: tuple[Rows, Cells]
+) -> tuple[Rows, Cells]:
+    """Return old columns up to ``begin`` and fresh ones from there, rows of both."""
+    width = int((span.until_ns - span.since_ns) // step)
+    rows = tuple(
+        sorted(set(old.rows) | set(fresh[0]), key=lambda k: (natural(k[0]), natural(k[1])))
+    )
+    seen = {node for node, device in rows if device}
+    rows = tuple(key for key in rows if key[1] or key[0] not in seen)
+    place = {key: number for number, key in enumerate(rows)}
+    values = np.full((len(rows), width), np.nan, dtype=np.float32)
+    skip = int((span.since_ns - old.span.since_ns) // step)
+    kept = int((begin - span.since_ns) // step)
+    for source, part, at in (
+        (old.rows, old.values[:, skip : skip + kept], 0),
+        (*fresh, kept),
+    ):
+        here = [(place[key], n) for n, key in enumerate(source) if key in place]
+        if here and part.shape[1]:
+            to, of = (list(side) for side in zip(*here, strict=True))
+            values[to, at : at + part.shape[1]] = part[of]
+    return rows, values
 
 
 def _matrix(
     frame: pl.DataFrame, kind: HeatKind, since_ns: int, step_ns: int, width: int, nodes: list[str]
-) -> tuple[tuple[tuple[str, str], ...], np.ndarray[tuple[int, int], np.dtype[np.float32]]]:
+) -> tuple[Rows, Cells]:
     """Place values in cells; series of one row are summed (directions, priorities)."""
     # Rows come series by series: each label text is read once, not a million times.
     labels = frame["labels"]
@@ -141,7 +217,7 @@ def _matrix(
     known = {key for key in keys if key is not None}
     seen = {node for node, _ in known}
     known |= {(node, "") for node in nodes if node not in seen}
-    rows = tuple(sorted(known, key=lambda k: (_natural(k[0]), _natural(k[1]))))
+    rows = tuple(sorted(known, key=lambda k: (natural(k[0]), natural(k[1]))))
     place = {key: number for number, key in enumerate(rows)}
     row_of = np.array([-1 if key is None else place[key] for key in keys], dtype=np.int64)
     values = np.full((len(rows), width), np.nan, dtype=np.float32)

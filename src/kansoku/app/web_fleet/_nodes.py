@@ -1,6 +1,7 @@
 """Every node's state now: what Slurm says, what runs there, when it was last heard, incidents."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from kansoku.jobs.edge.promql import node_of
 from kansoku.jobs.idle import FreeWindow, IdleNow, free_windows, idle_now
 from kansoku.model import Subject
 
-__all__ = ["Fleet", "NodeNow", "fleet_now", "open_incidents"]
+__all__ = ["Fleet", "NodeNow", "fleet_now", "natural", "open_incidents"]
 
 STALE_NS = 300 * 10**9
 _RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED"}
@@ -89,7 +90,7 @@ def fleet_now(reading: Reading, at_ns: int) -> Fleet:
     cluster = reading.cluster
     known = {n.name: n for n in cluster.nodes} if cluster else {}
     troubled = _troubled(open_incidents(reading))
-    names = sorted(set(heard) | set(states) | set(running) | set(known), key=_natural)
+    names = sorted(set(heard) | set(states) | set(running) | set(known), key=natural)
     nodes = tuple(
         NodeNow(
             name=name,
@@ -127,9 +128,8 @@ def fleet_now(reading: Reading, at_ns: int) -> Fleet:
     )
 
 
-def _natural(text: str) -> list[tuple[int, str]]:
-    import re
-
+def natural(text: str) -> list[tuple[int, str]]:
+    """Return a key that sorts c2 before c10."""
     return [(int(p), "") if p.isdigit() else (-1, p) for p in re.split(r"(\d+)", text)]
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from kansoku.app.web_page import Choice, Parameter
 from kansoku.errors import InputError
 
-__all__ = ["WINDOW_PARAMETERS", "Span", "stamp", "window_choices", "window_of"]
+__all__ = ["HOUR_PARAMETERS", "WINDOW_PARAMETERS", "Span", "stamp", "window_choices", "window_of"]
 
 S = 1_000_000_000
 _LENGTHS = {"15m": 900, "1h": 3600, "6h": 21_600, "24h": 86_400, "7d": 604_800, "30d": 2_592_000}
@@ -17,6 +17,7 @@ _TEXTS = {
     "30d": "30 days",
 }  # fmt: skip
 _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600)
+_GRAIN_NS = 5 * S
 _UNTIL = r"\d{10}|\d{19}|\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d)?Z"
 
 
@@ -34,6 +35,7 @@ def _parameters(default: str) -> tuple[Parameter, ...]:
 
 
 WINDOW_PARAMETERS = _parameters("24h")
+HOUR_PARAMETERS = _parameters("1h")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +52,11 @@ class Span:
         least = (self.until_ns - self.since_ns) / S / columns
         return S * next((one for one in _STEPS_S if one >= least), -(-int(least) // 3600) * 3600)
 
-    def aligned(self, columns: int) -> "Span":
-        """Return the range widened to whole steps, so that the same cells come again."""
+    def grid(self, columns: int) -> "tuple[Span, int]":
+        """Return the range widened to whole steps, so that the same cells come again; the step."""
         step = self.step_ns(columns)
-        return Span(
-            since_ns=self.since_ns // step * step,
-            until_ns=-(-self.until_ns // step) * step,
-            now=self.now,
-        )
+        since, until = self.since_ns // step * step, -(-self.until_ns // step) * step
+        return Span(since_ns=since, until_ns=until, now=self.now), step
 
     def to_json(self) -> dict[str, object]:
         """Return both ends as text and nanoseconds."""
@@ -80,7 +79,8 @@ def stamp(time_ns: int | None) -> str | None:
 def window_of(values: Mapping[str, str], now_ns: int) -> Span:
     """Return the window that parameters ask for; raise InputError for an impossible date."""
     text = values.get("until")
-    until = now_ns if text is None else _moment(text)
+    # Rounded up, so that a page and its columns, asked for one after the other, ask the same.
+    until = -(-now_ns // _GRAIN_NS) * _GRAIN_NS if text is None else _moment(text)
     length = _LENGTHS[values["window"]] * S
     if not 0 < until - length < until < 2**62:
         raise InputError(f"until={text!r} lies outside what a clock can say")
