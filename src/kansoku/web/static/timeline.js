@@ -180,8 +180,10 @@ export function timeline(box, columns, title) {
   const laneKind = (n) => t(h.kinds[a.kind[n]] ?? "").replaceAll("_", " ");
   function tell(n) {
     const mark = a.mark[n] ? [t(h.marks[a.mark[n]])] : [];
-    return [`${h.lanes[a.lane[n]]}: ${h.names[a.name[n]] ?? ""} (${laneKind(n)})`, t("at {}", duration(a.start_ns[n])),
-      t("for {}", duration(a.duration_ns[n])), ...mark];
+    const name = h.names[a.name[n]], late = a.late_ns?.[n];
+    return [`${h.lanes[a.lane[n]]}: ${name && name !== h.kinds[a.kind[n]] ? `${name} (${laneKind(n)})` : laneKind(n)}`,
+      t("at {}", duration(a.start_ns[n])), t("for {}", duration(a.duration_ns[n])), ...mark,
+      ...(late > 0 ? [t("{} after the first arrival", duration(late))] : [])];
   }
   function find(px, py) {
     const line = byLine(py);
@@ -233,7 +235,8 @@ export function timeline(box, columns, title) {
     key(event) {
       if (event.key === "Escape") { chosen = -1; return true; }
       if (event.key === "Enter" && chosen >= 0 && h.links?.span) {
-        location.assign(h.links.span.replaceAll("{lane}", encodeURIComponent(h.lanes[a.lane[chosen]])).replaceAll("{index}", chosen));
+        location.assign(h.links.span.replaceAll("{lane}", encodeURIComponent((h.lane_keys ?? h.lanes)[a.lane[chosen]]))
+          .replaceAll("{index}", chosen).replaceAll("{id}", a.id ? a.id[chosen] : chosen));
         return true;
       }
       if (event.key === "PageDown" || event.key === "PageUp") { picture.pan(0, event.key === "PageDown" ? -body * 0.8 : body * 0.8); return true; }
@@ -268,6 +271,8 @@ export function timeline(box, columns, title) {
   });
   box.prepend(legend);
   alternative(box, h);
+  // A page that names a span opens with it chosen and in sight.
+  if (Number.isInteger(h.choose) && h.choose >= 0 && h.choose < a.lane.length) { choose(h.choose); self.ask(); }
   return {
     stage: self,
     view: () => ({ from, to, top }),
