@@ -29,6 +29,7 @@ SCRIPT_TEXTS = (
     "live", "not connected", "updated {}", "show {} rows", "{} of {} rows", "filter rows",
     "arrows move, + and - zoom, 0 shows all, Enter opens", "job {}", "at {}", "for {}",
     "show minimum", "show maximum", "zoom in", "zoom out", "show all", "late", "nothing matches",
+    "{} after the first arrival",
 )  # fmt: skip
 _STAMP = re.compile(r"\b(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?Z)")
 _SUBJECT = re.compile(
