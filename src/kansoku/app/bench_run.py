@@ -1,0 +1,277 @@
+"""Run the reference pre-training over sizes and batches, observed; sum it up as MLPerf would."""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from kansoku.app.report import report
+from kansoku.app.run import run
+from kansoku.bench.scaling import Measurement
+from kansoku.bench.score import RunScore, score_run
+from kansoku.catalog.mlperf import benchmark_rule
+from kansoku.errors import InputError, PlatformError
+from kansoku.formats.mllog import read_log
+from kansoku.model import Mfu
+from kansoku.view import Block, Column, Facts, Sentence, Table, Tone, View
+
+__all__ = ["BenchRun", "PretrainCase", "PretrainResult", "bench_run", "sbatch_script"]
+
+SCHEMA = "kansoku.bench.run/1"
+_SCRIPT = Path(__file__).parent.parent / "bench" / "edge" / "pretrain.py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainCase:
+    """One size: nodes, local ranks, batch, and what else the script is told."""
+
+    nodes: int
+    ranks_per_node: int
+    global_batch: int
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """Ranks in all."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def name(self) -> str:
+        """Folder name of the case."""
+        return f"n{self.nodes}x{self.ranks_per_node}-b{self.global_batch}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainResult:
+    """What one case gave."""
+
+    case: PretrainCase
+    score: RunScore
+    mfu: Mfu | None
+    mfu_reason: str | None
+    step_ms: float | None
+    """Median step of the observed run."""
+    verdict: str
+    """Of the straggler search: found, none or unknown."""
+    folder: Path
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRun:
+    """All cases with the environment they ran in."""
+
+    results: tuple[PretrainResult, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def measurements(self) -> list[Measurement]:
+        """Return the successful cases for ``bench scaling``."""
+        return [
+            Measurement(
+                nodes=r.case.nodes,
+                gpus=r.case.ranks,
+                minutes=r.score.minutes,
+                tokens=r.score.tokens,
+                tokens_per_s_per_gpu=(
+                    r.score.tokens_per_s / r.case.ranks if r.score.tokens_per_s else None
+                ),
+                mfu=None if r.mfu is None else r.mfu.value,
+                source=str(r.folder),
+            )
+            for r in self.results
+            if r.score.status == "success" and r.score.minutes
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the versioned answer."""
+        return {
+            "schema": SCHEMA,
+            "label": "unverified",
+            "environment": self.environment,
+            "runs": [
+                {
+                    "nodes": r.case.nodes,
+                    "ranks": r.case.ranks,
+                    "global_batch_size": r.case.global_batch,
+                    "minutes": r.score.minutes,
+                    "status": r.score.status,
+                    "samples": r.score.samples,
+                    "tokens": r.score.tokens,
+                    "tokens_per_s": r.score.tokens_per_s,
+                    "evaluation_share": r.score.evaluation_share,
+                    "step_ms": r.step_ms,
+                    "mfu": None if r.mfu is None else r.mfu.to_json(),
+                    "mfu_reason": r.mfu_reason,
+                    "stragglers": r.verdict,
+                    "exit_code": r.exit_code,
+                    "run": str(r.folder),
+                    "mllog": str(r.folder.parent / f"{r.folder.name}.log"),
+                }
+                for r in self.results
+            ],
+        }
+
+    def view(self) -> View:
+        """Return what a person reads."""
+        names = (
+            "nodes", "ranks", "batch", "minutes", "samples", "tokens/s", "step ms", "eval %",
+            "MFU %",
+        )  # fmt: skip
+        rows = [
+            (
+                r.score.status,
+                r.case.nodes,
+                r.case.ranks,
+                r.case.global_batch,
+                _text(r.score.minutes, 3),
+                _text(r.score.samples, 0),
+                _text(r.score.tokens_per_s, 0),
+                _text(r.step_ms, 1),
+                _text(_percent(r.score.evaluation_share), 1),
+                _text(_percent(None if r.mfu is None else r.mfu.value), 1),
+            )
+            for r in self.results
+        ]
+        blocks: list[Block] = [
+            Facts(items=list(self.environment.items())),
+            Table(
+                title="Reference pre-training",
+                columns=[Column(title="status"), *(Column(title=n, numeric=True) for n in names)],
+                rows=rows,
+                tones=[
+                    Tone.PLAIN if r.score.status == "success" else Tone.BAD for r in self.results
+                ],
+            ),
+        ]
+        known = next((r.mfu for r in self.results if r.mfu is not None), None)
+        if known is not None:
+            blocks.append(
+                Sentence(text=f"MFU: {known.convention}, peak {known.peak_source}", tone=Tone.MUTED)
+            )
+        blocks.append(
+            Sentence(text="Result not verified by MLCommons Association.", tone=Tone.MUTED)
+        )
+        return View(title="Benchmark run", blocks=blocks)
+
+
+def _text(value: float | None, digits: int) -> str | None:
+    return None if value is None else f"{value:,.{digits}f}"
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _environment() -> dict[str, str]:
+    facts = {
+        "host": platform.node(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "cores": str(os.cpu_count()),
+    }
+    for package in ("torch", "kansoku"):
+        try:
+            facts[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            facts[package] = "not installed"
+    return facts
+
+
+def _command(case: PretrainCase, mllog: Path) -> list[str]:
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        f"--nproc-per-node={case.ranks_per_node}", str(_SCRIPT),
+        "--global-batch", str(case.global_batch), "--mllog", str(mllog), *case.arguments,
+    ]  # fmt: skip
+
+
+def sbatch_script(case: PretrainCase, out: Path, options: Sequence[str] = ()) -> str:
+    """Return the batch script of a case over several nodes: one torchrun a node, observed."""
+    lines = "\n".join(f"#SBATCH {option}" for option in options)
+    words = " ".join(case.arguments)
+    folder = out / case.name
+    return f"""#!/bin/bash
+#SBATCH --job-name=kansoku-bench
+#SBATCH --nodes={case.nodes}
+#SBATCH --ntasks-per-node=1
+{lines}
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun {sys.executable} -m kansoku run --out {folder} -- {sys.executable} -m torch.distributed.run \\
+  --nnodes={case.nodes} --nproc-per-node={case.ranks_per_node} --rdzv-backend=c10d \\
+  --rdzv-endpoint="$MASTER_ADDR:29500" --rdzv-id="$SLURM_JOB_ID" {_SCRIPT} \\
+  --global-batch {case.global_batch} --mllog {folder}.log {words}
+"""
+
+
+def _submit(case: PretrainCase, out: Path, options: Sequence[str]) -> int:
+    script = out / f"{case.name}.sh"
+    script.write_text(sbatch_script(case, out, options), encoding="utf-8")
+    try:
+        answer = subprocess.run(
+            ["sbatch", "--wait", "-o", str(out / f"{case.name}.out"), str(script)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise PlatformError("no sbatch here", remedy="run where Slurm's commands are") from None
+    if answer.returncode != 0 and not answer.stdout:
+        raise PlatformError(f"sbatch: {answer.stderr.strip()}")
+    return answer.returncode
+
+
+def _one(
+    case: PretrainCase, out: Path, sbatch: Sequence[str] | None, say: Callable[[str], None] | None
+) -> PretrainResult:
+    folder, mllog = out / case.name, out / f"{case.name}.log"
+    if folder.exists() or mllog.exists():
+        raise InputError(f"{folder} exists already", remedy="another --out, or remove it")
+    if sbatch is not None:
+        code = _submit(case, out, sbatch)
+    elif case.nodes > 1:
+        raise InputError(
+            f"{case.nodes} nodes need a scheduler", remedy="--sbatch with Slurm's options"
+        )
+    else:
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        code = run(
+            _command(case, mllog), out=folder, base_environment=environment, say=say
+        ).exit_code
+    if not mllog.exists():
+        raise PlatformError(
+            f"the training wrote no log (exit code {code})", remedy="its own output says why"
+        )
+    seen = report(folder)
+    median_ns = seen.throughput.median_step_ns
+    return PretrainResult(
+        case=case,
+        score=score_run(read_log(mllog), benchmark_rule("kansoku_pretrain")),
+        mfu=seen.mfu,
+        mfu_reason=seen.mfu_reason,
+        step_ms=None if median_ns is None else median_ns / 1e6,
+        verdict=seen.stragglers.verdict.value,
+        folder=folder,
+        exit_code=code,
+    )
+
+
+def bench_run(
+    cases: Sequence[PretrainCase],
+    *,
+    out: Path,
+    sbatch: Sequence[str] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> BenchRun:
+    """Run every case, observed, below ``out``; with ``sbatch`` through Slurm.
+
+    Raises InputError for cases that cannot run here, PlatformError where a training leaves no log.
+    """
+    if not cases:
+        raise InputError("no case to run", remedy="--ranks and --batch")
+    out.mkdir(parents=True, exist_ok=True)
+    results = [_one(case, out, sbatch, say) for case in cases]
+    return BenchRun(results=tuple(results), environment=_environment())
