@@ -135,7 +135,7 @@ class LineReader:
             if facts.kind == "other" and found.rule.startswith("concept."):
                 continue  # inventories name every part; words alone say nothing there
             kind = "kernel" if _KERNEL_LINE.search(line[:200]) else facts.kind
-            key = (found.rule, node, rank, found.device, found.target, kind)
+            key = (found.rule, found.component, node, rank, found.device, found.target, kind)
             before = self._seen.get(key)
             if before is not None:
                 self._seen[key] = replace(

@@ -24,6 +24,7 @@ from kansoku.model import Domain, Evidence, Hypothesis, Incident, Subject, Verdi
 __all__ = ["Context", "Progress", "diagnose"]
 
 _MANY_RANKS = 4
+_OWN_LIMITS = {"host memory limit", "kubernetes memory limit"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,10 +143,19 @@ def _by_scope(seen: Sequence[Observation]) -> list[Observation]:
     for target, nodes in clients.items():
         for node in nodes:
             targets[node].add(target)
+    limited = {o.node for o in seen if o.component in _OWN_LIMITS and o.role == "root"}
     changed = []
     for one in seen:
         new = one
-        if one.role == "either" and one.domain is Domain.APPLICATION and one.node in hardware_nodes:
+        if one.rule == "host-oom-killer" and one.node in limited:
+            # The kernel tells the limit that was hit in another line of the same kill.
+            new = replace(one, domain=Domain.APPLICATION, component="host memory limit")
+        elif one.rule in {"app-sigkill", "rank.gone"} and limited:
+            # The kill is known: it was the job's own limit.
+            new = replace(one, role="cascade")
+        elif (
+            one.role == "either" and one.domain is Domain.APPLICATION and one.node in hardware_nodes
+        ):
             # The same device complains of hardware: the crash is its consequence.
             new = replace(one, role="symptom")
         elif one.role == "either" and one.domain is Domain.NETWORK and dead:
@@ -213,16 +223,17 @@ def _placed(seen: Iterable[Observation], nodes: Mapping[int, str] | None) -> lis
     ]
 
 
-def _merged(groups: list[_Group]) -> list[_Group]:
+def _merged(groups: list[_Group], known_ranks: int) -> list[_Group]:
     """Fold groups without a subject, or of a device's node, into the strongest of their domain."""
     by_domain: dict[Domain, list[_Group]] = defaultdict(list)
     for group in groups:
         by_domain[group.domain].append(group)
     merged = []
+    many = min(_MANY_RANKS, max(2, known_ranks))
     for domain, unsorted in by_domain.items():
         members = sorted(unsorted, key=lambda g: g.score, reverse=True)
         ranks = [g for g in members if g.subject is not None and g.subject.kind == "rank"]
-        if domain in {Domain.APPLICATION, Domain.FRAMEWORK} and len(ranks) >= _MANY_RANKS:
+        if domain in {Domain.APPLICATION, Domain.FRAMEWORK} and len(ranks) >= many:
             # The same complaint on many ranks is the job's, not one rank's.
             rules = [{o.rule for _, o in g.members} for g in ranks]
             if set.intersection(*rules):
@@ -337,7 +348,9 @@ def diagnose(
     onset_ns = _onset(seen, policy)
     scoped = _by_scope(seen)
     groups, doubts = _groups(scoped, onset_ns, context, policy)
-    ranked = sorted(_merged(groups), key=lambda g: (-g.score, g.lead.time_ns or 0))
+    ranked = sorted(
+        _merged(groups, len(context.ranks)), key=lambda g: (-g.score, g.lead.time_ns or 0)
+    )
     ranked = [g for g in ranked if any(o.role != "cascade" for _, o in g.members)]
     noticed = not context.ended_well and any(
         (o.kind == "job" and o.strength >= 0.3) or o.kind == "trace" for o in wrong

@@ -38,6 +38,11 @@ _PEER = re.compile(
 _EXCEPTION = re.compile(
     r"(?:^|[\s:\]])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit))(?::|$)"
 )
+# Frames and carets of a traceback say where the error passed, not what it is.
+_FRAME = re.compile(
+    r'^(?:[^"]{0,60}[\s\]:|])?File "[^"]+", line \d+|^\s*(?:\[\w+\]:)?\s*[\^~]+\s*$|^\s*#\d+ 0x|'
+    r"^\s*frame #\d+:"
+)
 _CGROUP_OOM = re.compile(r"memory cgroup|CONSTRAINT_MEMCG|oom_memcg|task_memcg", re.IGNORECASE)
 _PROGRESS = re.compile(
     r"\b(?:global[_ ]?step|step|iteration|iter)\b\s*[:=#\[]?\s*(\d{1,9})", re.IGNORECASE
@@ -198,6 +203,8 @@ def _by_words(text: str) -> Recognised | None:
 
 def recognise(text: str, *, extra: Sequence[Signature] = ()) -> Recognised | None:
     """Return what the line says, or None; ``extra`` are an operator's own signatures."""
+    if _FRAME.match(text):
+        return None
     coded = _code(text)
     if coded is not None:
         return coded

@@ -43,6 +43,7 @@ _RANK = (
     re.compile(r"\[default(\d{1,6})\]"),
     re.compile(r"\b(?:global[_ ])?rank[ =:_#]+(\d{1,6})\b", re.IGNORECASE),
     re.compile(r"^(\d{1,6}): "),
+    re.compile(r"\bsrun: \w+: \S+: tasks? (\d{1,6}): "),
 )
 _HOST_AFTER_STAMP = re.compile(r"^\s*(?P<host>[A-Za-z][\w.-]{0,62})\s+[\w./()-]+(?:\[\d+\])?:")
 # After an ISO stamp stands a level or a module as often as a host; hosts of clusters have a number.

@@ -4,6 +4,7 @@ Text files are scanned with a fast multi-word search; only suspicious lines reac
 Files are sorted by what they are; what could not be read is named.
 """
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -236,27 +237,35 @@ def _is_binary(path: Path) -> bool:
     return b"\0" in start
 
 
+def _is_run(folder: Path) -> bool:
+    """Say whether a folder is a kansoku run, or holds the rings of one that still runs."""
+    return (folder / "run.json").is_file() or any(folder.glob("*.ring"))
+
+
 def _files(folder: Path, bundle: Bundle) -> Iterator[Path]:
+    """Yield the files that belong to no run; note the runs."""
     count = 0
-    for path in sorted(folder.rglob("*")):
-        if any((parent / "run.json").is_file() for parent in _between(path, folder)):
+    for root, folders, names in _walk(folder):
+        if _is_run(root):
+            bundle.runs.append(root)
+            folders.clear()
             continue
-        if path.is_dir():
-            if (path / "run.json").is_file():
-                bundle.runs.append(path)
-            continue
-        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-            bundle.skipped.append(f"{path.relative_to(folder)}: a link out of the folder")
-            continue
-        count += 1
-        if count > _MOST_FILES:
-            bundle.skipped.append(f"more than {_MOST_FILES} files; the rest was not read")
-            return
-        yield path
+        folders.sort()
+        for name in sorted(names):
+            path = root / name
+            if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+                bundle.skipped.append(f"{path.relative_to(folder)}: a link out of the folder")
+                continue
+            count += 1
+            if count > _MOST_FILES:
+                bundle.skipped.append(f"more than {_MOST_FILES} files; the rest was not read")
+                return
+            yield path
 
 
-def _between(path: Path, folder: Path) -> list[Path]:
-    return [parent for parent in path.parents if parent.is_relative_to(folder)]
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    for root, folders, names in os.walk(folder):
+        yield Path(root), folders, names
 
 
 def _sort_in(path: Path, name: str, bundle: Bundle, texts: list[tuple[Path, str]]) -> None:
@@ -325,8 +334,6 @@ def read_bundle(path: Path, *, extra: Sequence[Signature] = ()) -> Bundle:
         files, root = [path], path.parent
     elif path.is_dir():
         files, root = list(_files(path, bundle)), path
-        if (path / "run.json").is_file():
-            bundle.runs.append(path)
     else:
         raise InputError("no such file or folder", where=str(path))
     for file in files:
