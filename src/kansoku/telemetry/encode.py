@@ -36,7 +36,8 @@ class MetricInfo:
     unit: str = ""
     """UCUM, such as ``W`` or ``By``."""
     kind: str = "gauge"
-    """``gauge`` or ``counter`` (cumulative, only grows, restarts at zero)."""
+    """``gauge``, ``counter`` (cumulative, only grows, restarts at zero) or ``updown`` (a sum that
+    may fall: OTLP's non-monotonic sum, whose Prometheus name gets no ``_ratio``)."""
     description: str = ""
 
 
@@ -133,8 +134,8 @@ def _metrics(
             metric = scope.metrics.add(name=name)
             info = describe(name) or MetricInfo()
             metric.unit, metric.description = info.unit, info.description
-            if info.kind == "counter":
-                metric.sum.is_monotonic = True
+            if info.kind in {"counter", "updown"}:
+                metric.sum.is_monotonic = info.kind == "counter"
                 metric.sum.aggregation_temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
                 target = metric.sum.data_points
             else:
