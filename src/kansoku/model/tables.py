@@ -172,6 +172,7 @@ _BURSTS: Schema = {
     "bytes": _I64,
     "samples": _I32,
     "sampling_ns": _I64,
+    "attributes": _TEXT,  # raw_us and raw_ratio around it, beside: growth of other counters
 }
 
 _FINDINGS: Schema = {

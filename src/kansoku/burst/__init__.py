@@ -1,0 +1,1 @@
+"""Fast counter sampling and microbursts: what happens below the polling interval."""

@@ -1,0 +1,1 @@
+"""Effects of burst sampling: ports of this machine, counters, the reading process."""
