@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 __all__ = [
     "HARDWARE_EVENT_SCHEMA",
     "Evidence",
+    "Gather",
     "gather",
+    "gather_from",
     "hardware_events",
     "store_exists",
     "store_means",
@@ -53,6 +56,10 @@ class Evidence:
         self.covariates: dict[str, tuple[str, dict[str, float]]] = {}
         self.incidents = pl.DataFrame()
         self.notes: list[str] = []
+
+
+Gather = Callable[[Window], Evidence]
+"""Reads what is known of nodes in a window, for those who hold a store open already."""
 
 
 def hardware_events(frame: pl.DataFrame) -> pl.DataFrame:
@@ -93,6 +100,15 @@ def gather(store: str | Path | None, window: Window, *, covariates: bool = False
         found.notes.append(f"The telemetry store was not read: {error}")
         return found
     try:
+        return gather_from(opened, window, covariates=covariates)
+    finally:
+        opened.close()
+
+
+def gather_from(opened: "Store", window: Window, *, covariates: bool = False) -> Evidence:
+    """Read an open store, which stays open."""
+    found = Evidence()
+    try:
         found.events = hardware_events(opened.events(window.since_ns, window.until_ns))
         found.incidents = opened.table("incidents", window.since_ns, window.until_ns)
         if covariates:
@@ -102,8 +118,6 @@ def gather(store: str | Path | None, window: Window, *, covariates: bool = False
                     found.covariates[name] = (unit, means)
     except KansokuError as error:
         found.notes.append(f"The telemetry store was not read: {error}")
-    finally:
-        opened.close()
     return found
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 import polars as pl
 
 from kansoku.app.jobs._context import Clock, Window, hours, open_history, resolve_window, stamp
+from kansoku.app.jobs._evidence import Gather, gather
 from kansoku.app.jobs.reliable import attributed_jobs
 from kansoku.app.jobs.reporting import load_jobs
 from kansoku.catalog import load_cluster
 from kansoku.errors import ConfigurationError
 from kansoku.formats.slurm import expand_nodes
 from kansoku.jobs.attribution import AttributionPolicy
+from kansoku.jobs.edge.history import History
 from kansoku.jobs.nodes import NodeHealth, NodePolicy, node_health
 from kansoku.view import Column, Facts, Sentence, Table, Tone, View
 
@@ -60,13 +62,17 @@ def nodes(
     cluster: str | None = None,
     store: str | Path | None = None,
     policy: NodePolicy | None = None,
+    history: History | None = None,
+    gathered: Gather | None = None,
     now: Clock = time.time_ns,
 ) -> NodesAnswer:
     """Return health and lemon candidates of every node seen in the window."""
-    jobs = load_jobs(store=store, cluster=cluster)
+    history = history or open_history(store)
+    jobs = load_jobs(cluster=cluster, history=history)
     window = resolve_window(since, until, jobs, now=now)
-    frame, evidence = attributed_jobs(window, store=store, cluster=cluster)
-    events = open_history(store).scan("node_events")
+    evidence = gathered(window) if gathered else gather(store, window)
+    frame, evidence = attributed_jobs(window, cluster=cluster, evidence=evidence, history=history)
+    events = history.scan("node_events")
     inside = events.filter(
         (pl.col("start_ns") < window.until_ns)
         & (pl.col("end_ns").fill_null(window.until_ns) > window.since_ns)

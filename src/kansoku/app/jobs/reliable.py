@@ -18,11 +18,12 @@ from kansoku.app.jobs._context import (
     seconds,
     stamp,
 )
-from kansoku.app.jobs._evidence import Evidence, gather
+from kansoku.app.jobs._evidence import Evidence, Gather, gather
 from kansoku.app.jobs.reporting import load_jobs
 from kansoku.errors import InputError
 from kansoku.formats.slurm import expand_nodes
 from kansoku.jobs.attribution import AttributionPolicy, attribute, broke
+from kansoku.jobs.edge.history import History
 from kansoku.jobs.reliability import (
     Bucket,
     CovariateRow,
@@ -70,13 +71,14 @@ def attributed_jobs(
     cluster: str | None = None,
     policy: AttributionPolicy | None = None,
     evidence: Evidence | None = None,
+    history: History | None = None,
 ) -> tuple[pl.DataFrame, Evidence]:
     """Return the window's jobs with outcome, logical run and the cause of their end.
 
     Adds ``cause``, ``domain``, ``evidence``, ``blamed_node`` and ``infrastructure`` (something
     broke that is not the user's).
     """
-    history = open_history(store)
+    history = history or open_history(store)
     jobs = load_jobs(cluster=cluster, history=history)
     evidence = evidence or gather(store, window)
     frame = with_outcomes(
@@ -128,7 +130,7 @@ def attributions(
     return attributed_jobs(window, store=store, cluster=cluster)[0]
 
 
-def reliability(
+def reliability(  # noqa: PLR0913 - the flags of the command, by keyword
     *,
     since: str | None = None,
     until: str | None = None,
@@ -136,13 +138,16 @@ def reliability(
     store: str | Path | None = None,
     policy: ReliabilityPolicy | None = None,
     compare: tuple[int, int] | None = None,
+    history: History | None = None,
+    gathered: Gather | None = None,
     now: Clock = time.time_ns,
 ) -> ReliabilityAnswer:
     """Return failures, MTTF per size, ETTR, lost hours, checkpoint advice and the comparison."""
-    jobs = load_jobs(store=store, cluster=cluster)
+    history = history or open_history(store)
+    jobs = load_jobs(cluster=cluster, history=history)
     window = resolve_window(since, until, jobs, now=now)
-    evidence = gather(store, window, covariates=True)
-    frame, evidence = attributed_jobs(window, store=store, cluster=cluster, evidence=evidence)
+    evidence = gathered(window) if gathered else gather(store, window, covariates=True)
+    frame, evidence = attributed_jobs(window, cluster=cluster, evidence=evidence, history=history)
     result = analyse(frame, policy=policy or _policy(frame), compare=compare)
     notes = list(evidence.notes)
     if not evidence.covariates and not evidence.notes:

@@ -62,10 +62,11 @@ def report(
     cluster: str | None = None,
     store: str | Path | None = None,
     top: int = 20,
+    history: History | None = None,
     now: Clock = time.time_ns,
 ) -> Report:
     """Return outcomes, sizes, durations, waits, utilisation, shares and phases of a window."""
-    history = open_history(store)
+    history = history or open_history(store)
     jobs = load_jobs(cluster=cluster, history=history)
     window = resolve_window(since, until, jobs, now=now)
     steps = history.scan("steps")
