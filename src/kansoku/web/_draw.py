@@ -12,14 +12,14 @@ from markupsafe import Markup, escape
 
 from kansoku import __version__
 from kansoku.app.serve.access import Principal
-from kansoku.app.web_page import Page, Screen
+from kansoku.app.web_page import Columns, Page, Screen
 from kansoku.errors import KansokuError
 from kansoku.view import Series
 from kansoku.view.html import series_item
 from kansoku.web._language import translate
 from kansoku.web._settings import Settings, security_headers
 
-__all__ = ["Drawer"]
+__all__ = ["Drawer", "in_language"]
 
 # What scripts of the pages say themselves; sent with each page in the reader's language.
 SCRIPT_TEXTS = (
@@ -163,6 +163,30 @@ class Drawer:
         return self._environment.get_template("sign_in.html").render(
             **self._common(settings, None, None), action=action, wrong=wrong
         )
+
+
+def in_language(columns: Columns, language: str) -> Columns:
+    """Return columns whose texts for people are in the reader's language; names stay."""
+    if language == "en":
+        return columns
+    header = dict(columns.header)
+    for key in ("title", "unit", "row_title", "column_title"):
+        if isinstance(header.get(key), str):
+            header[key] = translate(str(header[key]), language)
+    summary = header.get("summary")
+    if isinstance(summary, list):
+        header["summary"] = [translate(str(text), language) for text in summary]
+    table = header.get("alternative")
+    if isinstance(table, dict):
+        header["alternative"] = {
+            **table,
+            "title": translate(table["title"], language),
+            "columns": [
+                {**column, "title": translate(column["title"], language)}
+                for column in table["columns"]
+            ],
+        }
+    return Columns(kind=columns.kind, header=header, arrays=columns.arrays)
 
 
 _MOST_SERIES_ROWS = 400

@@ -2,8 +2,8 @@
 
 ``texts/ja/*.toml`` hold ``"English" = "日本語"`` lines; every file of the folder is read. A text
 with figures in it ("12 of 100 nodes idle") is found by its pattern ("{} of {} nodes idle") and its
-parts are put in order into the Japanese one (``{0}`` and so on change the order). What has no
-entry stays English.
+parts are put in order into the Japanese one (``{0}`` and so on change the order); ``{#}`` stands for
+a number only, for texts so short that they would match others. What has no entry stays English.
 """
 
 import re
@@ -12,6 +12,8 @@ from functools import cache, lru_cache
 from importlib import resources
 
 __all__ = ["languages_texts", "translate"]
+
+_PLACE = re.compile(r"(\{#?\})")
 
 
 @cache
@@ -32,9 +34,12 @@ def _patterns(language: str) -> list[tuple[re.Pattern[str], str]]:
     """Return patterns, the most literal first, so that a loose one does not take its place."""
     found = []
     for english, other in languages_texts(language).items():
-        if "{}" in english:
-            expression = "(.+?)".join(re.escape(part) for part in english.split("{}"))
-            weight = len(english.replace("{}", ""))
+        parts = _PLACE.split(english)
+        if len(parts) > 1:
+            expression = "".join(
+                {"{}": "(.+?)", "{#}": r"([\d.,]+)"}.get(part, re.escape(part)) for part in parts
+            )
+            weight = len(_PLACE.sub("", english))
             found.append((weight, re.compile(expression, re.DOTALL), other))
     return [(pattern, other) for _, pattern, other in sorted(found, key=lambda f: -f[0])]
 

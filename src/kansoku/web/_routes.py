@@ -25,7 +25,7 @@ from kansoku.app.web_reading import Reading, RefusedError
 from kansoku.catalog import Cluster
 from kansoku.errors import BusyError, InputError, KansokuError, StoreError
 from kansoku.store import LocalStore
-from kansoku.web._draw import Drawer
+from kansoku.web._draw import Drawer, in_language
 from kansoku.web._settings import Settings, security_headers
 
 __all__ = ["routes"]
@@ -210,12 +210,13 @@ def _problem(status: int, text: str) -> Response:
 
 
 def _guarded(
-    site: _Site, page: Page, answer: Callable[[Reading, Mapping[str, str]], Response]
+    site: _Site, page: Page, answer: Callable[[Reading, Mapping[str, str], str], Response]
 ) -> Callable[[Request], Any]:
     async def handle(request: Request) -> Response:
         try:
             reading, values = _check(site, page, request)
-            return await run_in_threadpool(answer, reading, values)
+            language = Settings.of(request).language
+            return await run_in_threadpool(answer, reading, values, language)
         except _UnknownError as error:
             return _problem(401, str(error))
         except KansokuError as error:
@@ -225,7 +226,7 @@ def _guarded(
 
 
 def _twin(site: _Site, page: Page) -> Callable[[Request], Any]:
-    def answer(reading: Reading, values: Mapping[str, str]) -> Response:
+    def answer(reading: Reading, values: Mapping[str, str], _: str) -> Response:
         screen = page.build(reading, values)
         raw = orjson.dumps(
             screen.answer, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
@@ -236,8 +237,8 @@ def _twin(site: _Site, page: Page) -> Callable[[Request], Any]:
 
 
 def _columns(site: _Site, page: Page, name: str) -> Callable[[Request], Any]:
-    def answer(reading: Reading, values: Mapping[str, str]) -> Response:
-        columns = page.columns[name](reading, values)
+    def answer(reading: Reading, values: Mapping[str, str], language: str) -> Response:
+        columns = in_language(page.columns[name](reading, values), language)
         return Response(
             columns_bytes(columns), media_type=COLUMNS_TYPE, headers={"cache-control": "no-store"}
         )

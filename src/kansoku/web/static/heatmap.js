@@ -170,6 +170,13 @@ export function heatmap(box, columns, title) {
     }
     context.font = "12px system-ui, 'Noto Sans CJK JP', sans-serif";
   }
+  function drawTitles(context, muted, height) {
+    if (times() || !h.column_title) return;
+    context.fillStyle = muted;
+    context.textBaseline = "middle";
+    context.textAlign = "left";
+    context.fillText(`↓ ${h.row_title}  → ${h.column_title}`, left, height - 8);
+  }
   function drawScale(context, muted, height) {
     const wide = Math.min(180, room / 3), top = height - 13, at = left + room - wide;
     const gradient = context.createLinearGradient(at, 0, at + wide, 0);
@@ -220,6 +227,7 @@ export function heatmap(box, columns, title) {
     context.restore();
     drawRows(context, muted);
     drawColumns(context, muted, width);
+    drawTitles(context, muted, height);
     drawScale(context, muted, height);
   }
 
@@ -309,6 +317,7 @@ export function heatmap(box, columns, title) {
   return {
     stage: self,
     view: () => view,
+    room: () => room,
     update(next) {
       const before = whole(), all = view.c0 <= 0 && view.c1 >= before.c1 && view.r0 <= 0 && view.r1 >= before.r1;
       ({ header: h, arrays } = next);

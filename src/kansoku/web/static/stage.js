@@ -1,6 +1,7 @@
 // What every canvas of the site has: size and theme followed, one paint a frame, zoom and move by
 // wheel, drag, keys and buttons, a tip, a spoken read-out, and its content as text.
 import { t } from "./texts.js";
+import { clock } from "./times.js";
 
 export const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
@@ -153,7 +154,8 @@ export function alternative(box, header) {
   box.querySelector(":scope > .alternative")?.remove();
   if (!header.summary?.length && !header.alternative) return;
   const details = node("details", { className: "alternative" }, node("summary", { textContent: t("what it shows") }));
-  for (const text of header.summary ?? []) details.append(node("p", { textContent: text }));
+  const local = (text) => text.replace(/\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ/g, (stamp) => clock(Date.parse(stamp)));
+  for (const text of header.summary ?? []) details.append(node("p", { textContent: local(text) }));
   const table = header.alternative;
   if (table && table.rows.length) {
     const head = node("tr", {}, ...table.columns.map((c) => node("th", { scope: "col", textContent: c.title, className: c.numeric ? "n" : "" })));
@@ -163,7 +165,7 @@ export function alternative(box, header) {
     })))));
     const wide = node("div", { className: "wide", tabIndex: 0 },
       node("table", {}, node("caption", { textContent: table.title }), node("thead", {}, head), body));
-    wide.setAttribute("role", "region");
+    wide.setAttribute("role", "group");
     wide.setAttribute("aria-label", table.title);
     details.append(wide);
   }
