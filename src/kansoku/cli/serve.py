@@ -56,17 +56,30 @@ def command(
     max_size: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Remove the oldest hours beyond: 200G.")
     ] = None,
+    diagnose: Annotated[
+        bool, typer.Option("--diagnose/--no-diagnose", help="Open incidents on what arrives.")
+    ] = True,
+    webhook: Annotated[str | None, typer.Option(metavar="URL", help="Told of incidents.")] = None,
+    alertmanager: Annotated[
+        str | None, typer.Option(metavar="URL", help="Gets incidents as alerts (API v2).")
+    ] = None,
 ) -> None:
     """Receive OTLP, keep it, answer queries and show pages, in one process."""
     from kansoku.app.serve import Server, ServeSettings
     from kansoku.app.store import default_store
+    from kansoku.app.watch import WatchSettings
     from kansoku.catalog import load_cluster
     from kansoku.store import Retention, StoreLimits
 
     if store is not None and store.startswith(("http://", "https://")):
         raise InputError(f"{store} is a server; serve needs a folder", where="--store")
+    folder = Path(store) if store else default_store()
+    watch = WatchSettings(
+        webhook=webhook, alertmanager=alertmanager, collections=folder / "collections"
+    )
     settings = ServeSettings(
-        folder=Path(store) if store else default_store(),
+        folder=folder,
+        watch=watch if diagnose else None,
         host=host,
         port=port,
         otlp_port=otlp_port,

@@ -8,7 +8,7 @@ from kansoku.diagnose.policy import Policy
 from kansoku.model import Evidence, Hypothesis, Incident, Verdict
 from kansoku.view import Facts, Heading, Sentence, Tone, View
 
-__all__ = ["Diagnosis", "diagnosis_json", "diagnosis_view"]
+__all__ = ["Diagnosis", "diagnosis_json", "diagnosis_view", "incident_json"]
 
 SCHEMA = "kansoku.diagnose/1"
 
@@ -39,20 +39,22 @@ def _hypothesis_json(one: Hypothesis) -> dict[str, object]:
     }
 
 
+def incident_json(one: Incident) -> dict[str, object]:
+    """Return one incident as the answer holds it."""
+    return {
+        "id": one.id,
+        "onset_ns": one.onset_ns,
+        "kind": one.kind,
+        "verdict": str(one.verdict),
+        "subject": None if one.subject is None else str(one.subject),
+        "hypotheses": [_hypothesis_json(h) for h in one.hypotheses],
+        "cascades": _evidence_json(one.cascades),
+    }
+
+
 def diagnosis_json(diagnosis: Diagnosis) -> dict[str, object]:
     """Return the versioned answer."""
-    incidents = [
-        {
-            "id": one.id,
-            "onset_ns": one.onset_ns,
-            "kind": one.kind,
-            "verdict": str(one.verdict),
-            "subject": None if one.subject is None else str(one.subject),
-            "hypotheses": [_hypothesis_json(h) for h in one.hypotheses],
-            "cascades": _evidence_json(one.cascades),
-        }
-        for one in diagnosis.incidents
-    ]
+    incidents = [incident_json(one) for one in diagnosis.incidents]
     found = [one for one in diagnosis.incidents if one.verdict is Verdict.FOUND]
     if not diagnosis.incidents:
         verdict, why = Verdict.NONE, "nothing that was read speaks of trouble"

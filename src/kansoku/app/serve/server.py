@@ -23,6 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from kansoku.app.serve.access import Access, is_loopback
 from kansoku.app.serve.api import Api, api_routes
 from kansoku.app.serve.session import CookieSession
+from kansoku.app.watch import LiveWatch, WatchSettings
 from kansoku.catalog import Cluster
 from kansoku.errors import ConfigurationError, DependencyError, PlatformError
 from kansoku.store import LocalStore, StoreLimits
@@ -54,6 +55,8 @@ class ServeSettings:
     maintain_s: float = 30.0
     cluster: Cluster | None = None
     """What the pages know of the machine."""
+    watch: WatchSettings | None = None
+    """Live diagnosis of what arrives; None: none."""
 
     def check(self, access: Access) -> None:
         """Raise ConfigurationError for settings that would expose the data."""
@@ -131,6 +134,7 @@ class Server:
         pages = [*routes, *web_routes(self.store, self.access, **more)]
         self.app = CookieSession(Starlette(routes=[*api_routes(api), *incoming, *pages]))
         self._otlp_app = Starlette(routes=incoming)
+        self.watch = LiveWatch(self.store, settings.watch) if settings.watch else None
         self._grpc: GrpcReceiver | None = None
         self._servers: list[uvicorn.Server] = []
         self._sockets: list[socket.socket] = []
@@ -160,6 +164,7 @@ class Server:
         return {
             "intake": asdict(self.intake.counts),
             "store": self.store.statistics(),
+            "diagnosis": dict(self.watch.counts) if self.watch is not None else None,
             "process": {
                 "cpu_s": cpu.user + cpu.system,
                 "memory_bytes": process.memory_info().rss,
@@ -226,6 +231,8 @@ class Server:
         if not started.wait(20) or self._done.is_set():
             self.stop()
             raise PlatformError("the HTTP server did not start", where=settings.host)
+        if self.watch is not None:
+            self.watch.start()
         self._write_address()
 
     def _start_grpc(self) -> None:
@@ -295,6 +302,8 @@ class Server:
 
     def stop(self) -> None:
         """Finish requests in progress, commit what is queued, close the store."""
+        if self.watch is not None:
+            self.watch.stop()
         self.store.end_subscriptions()
         for server in self._servers:
             server.should_exit = True
