@@ -126,7 +126,7 @@ def _finite(values: Sequence[float | None]) -> list[float]:
 def _draw_series(block: Series, console: Console) -> None:
     console.print()
     console.print(Text(f"{block.title} ({block.y_title})", style="bold"))
-    if block.style == "bar" and block.x_labels is not None:
+    if block.style in {"bar", "stacked_bar"} and block.x_labels is not None:
         _draw_bars(block, console)
         return
     # Curves that belong together share one scale, so that large ones look large.

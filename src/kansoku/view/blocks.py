@@ -109,10 +109,10 @@ class Series:
     y_title: str
     lines: Sequence[Line]
     style: str = "line"
-    """``line``, ``stacked``, ``bar`` or ``scatter``."""
+    """``line``, ``stacked``, ``bar``, ``stacked_bar`` (needs ``x_labels``) or ``scatter``."""
     x_is_time_ns: bool = False
     x_labels: Sequence[str] | None = None
-    """Names of the bars, when ``style`` is ``bar``."""
+    """Names of the bars, when ``style`` is ``bar`` or ``stacked_bar``."""
     log_x: bool = False
     log_y: bool = False
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kansoku.app.bench_mfu import Hardware
 from kansoku.app.bench_scaling import Scaling, published, published_names, scaling_of_folders
-from kansoku.app.web_jobs._figures import drawable
+from kansoku.app.web_jobs._view import drawable
 from kansoku.app.web_page import (
     Card,
     Cards,

@@ -212,10 +212,12 @@ def _verdict(a: _Side, b: _Side, probability: float | None) -> Sentence:
 
 
 def _table(a: _Side, b: _Side, rows: list[tuple[str, str, float | None, float | None]]) -> Table:
-    def cell(value: float | None) -> float | None:
-        return None if value is None else float(f"{value:.5g}")
+    def cell(value: float | None) -> str | None:
+        if value is None:
+            return None
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.4g}"
 
-    shown = []
+    shown: list[list[str | None]] = []
     for name, unit, x, y in rows:
         change = _change(x, y)
         shown.append(

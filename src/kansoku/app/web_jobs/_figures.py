@@ -1,6 +1,6 @@
 """Figures of a run for its pages: rates over steps, the rank × step matrix, one step's spans."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,14 +9,12 @@ import polars as pl
 
 from kansoku.app.report import LoadedRun, Report
 from kansoku.model import PHASES, Phase
-from kansoku.view import Block, Heatmap, Timeline
 
 __all__ = [
     "MATRIX",
     "PHASE_TITLES",
     "Matrix",
     "StepSpans",
-    "drawable",
     "folded",
     "matrix",
     "rates",
@@ -132,11 +130,6 @@ def matrix(run: LoadedRun, quantity: str) -> Matrix:
         steps=tuple(int(s) for s in steps),
         values=values,
     )
-
-
-def drawable(blocks: Sequence[Block]) -> list[Block]:
-    """Return the blocks of a View that a page draws itself, without canvases of other forms."""
-    return [one for one in blocks if not isinstance(one, Heatmap | Timeline)]
 
 
 # One step

@@ -26,8 +26,10 @@ from kansoku.app.jobs.capacity import IdleAnswer
 from kansoku.app.web_fleet._heat import HEAT, heat
 from kansoku.app.web_fleet._nodes import _queue, fleet_now
 from kansoku.app.web_fleet._window import WINDOW_PARAMETERS, Span, window_choices, window_of
-from kansoku.app.web_jobs._figures import drawable
+from kansoku.app.web_jobs._view import drawable
 from kansoku.app.web_page import (
+    Card,
+    Cards,
     Choices,
     Missing,
     Page,
@@ -45,10 +47,10 @@ __all__ = ["HISTORY", "IDLE", "NODES", "RELIABILITY"]
 
 _SCHEMAS = {"jobs": JOB_SCHEMA, "steps": STEP_SCHEMA, "node_events": NODE_EVENT_SCHEMA}
 _PARTS = (
-    ("Report", "/history"),
-    ("Reliability", "/history/reliability"),
-    ("Idle capacity", "/history/idle"),
-    ("Nodes", "/history/nodes"),
+    ("Report", "/history", "who used what, and how it ended"),
+    ("Reliability", "/history/reliability", "why jobs failed, and how that grows with size"),
+    ("Idle capacity", "/history/idle", "what is free, by Slurm and by power"),
+    ("Nodes", "/history/nodes", "health of every node, with its evidence"),
 )
 _IDLE_WATTS = 150.0
 """A GPU below this does nothing: the default of kansoku jobs idle."""
@@ -98,7 +100,8 @@ def _widened(sent: pl.DataFrame) -> pl.DataFrame:
 
 
 def _head(values: Mapping[str, str]) -> list[ScreenBlock]:
-    return [Choices(choices=window_choices(values))]
+    parts = [Card(label=text, value=title, link=path) for title, path, text in _PARTS]
+    return [Cards(cards=parts), Choices(choices=window_choices(values))]
 
 
 def _screen(
@@ -116,7 +119,12 @@ def _screen(
         )
     else:
         blocks += drawable(view.blocks)
-    return Screen(title=title, blocks=blocks, answer=answer, trail=_PARTS)
+    return Screen(
+        title=title,
+        blocks=blocks,
+        answer=answer,
+        trail=() if title == "Job history" else (("History", "/history"),),
+    )
 
 
 def _text(time_ns: int) -> str:
@@ -226,7 +234,7 @@ def _pages() -> Sequence[Page]:
             navigation=60 if path == "/history" else None,
             operators_only=True,
         )
-        for (_, path), title, build in zip(_PARTS, titles, builders, strict=True)
+        for (_, path, _), title, build in zip(_PARTS, titles, builders, strict=True)
     ]
 
 

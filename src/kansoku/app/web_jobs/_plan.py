@@ -6,7 +6,7 @@ from dataclasses import replace
 from threading import Lock
 
 from kansoku.app.plan import PlanRequest, SearchAnswer, search
-from kansoku.app.web_jobs._figures import drawable
+from kansoku.app.web_jobs._view import drawable
 from kansoku.app.web_page import (
     Card,
     Cards,
@@ -185,15 +185,16 @@ def _split(answer: SearchAnswer) -> list[ScreenBlock]:
     parts = [p for p in shown[0].breakdown if any(c.breakdown[p] > 0 for c in shown)]
     x = [float(n) for n in range(len(shown))]
     labels = [
-        f"{n + 1}: tp {c.layout.tp} pp {c.layout.pp} dp {c.layout.dp}" for n, c in enumerate(shown)
+        f"{n + 1}: {c.layout.tp}·{c.layout.pp}·{c.layout.dp}·{c.layout.cp}"
+        for n, c in enumerate(shown)
     ]
     return [
         Heading(text="Where the time of a step goes"),
         Series(
             title="Time split of the fastest layouts",
-            x_title="layout",
+            x_title="rank: tp·pp·dp·cp",
             y_title="ms a step",
-            style="bar",
+            style="stacked_bar",
             x_labels=labels,
             lines=[
                 Line(name=_PARTS.get(part, part), x=x, y=[1e3 * c.breakdown[part] for c in shown])

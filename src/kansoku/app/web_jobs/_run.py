@@ -158,12 +158,17 @@ def run_blocks(answer: Report, colour: str) -> list[ScreenBlock]:
     figures = rates(answer)
     blocks: list[ScreenBlock] = [cards(answer)]
     drawn = False
+    timelines = _timelines(answer)
     for block in answer.view().blocks:
         if isinstance(block, Heatmap):
             blocks += _matrix_blocks(colour)
             drawn = True
         elif isinstance(block, Timeline):
             continue
+        elif isinstance(block, Heading) and block.text == "What is missing":
+            blocks += timelines
+            timelines = []
+            blocks.append(block)
         elif isinstance(block, Table):
             blocks.append(linked(block, run))
         else:
@@ -172,8 +177,7 @@ def run_blocks(answer: Report, colour: str) -> list[ScreenBlock]:
                 blocks += rate_series(figures)
     if not drawn and len(answer.run.steps):
         blocks += _matrix_blocks(colour)
-    blocks += _timelines(answer)
-    return blocks
+    return blocks + timelines
 
 
 def _matrix_blocks(colour: str) -> list[ScreenBlock]:

@@ -41,7 +41,7 @@ def series_item(block: Series) -> dict[str, object]:
     from bokeh.models import ColumnDataSource, HoverTool
     from bokeh.plotting import figure
 
-    bars = block.style == "bar"
+    bars = block.style in {"bar", "stacked_bar"}
     labels = [_plain(label) for label in block.x_labels or ()]
     options: dict[str, Any] = {}
     if bars and labels:
@@ -64,6 +64,8 @@ def series_item(block: Series) -> dict[str, object]:
     scale = 1e-6 if block.x_is_time_ns else 1.0
     if block.style == "stacked":
         _stacked(plot, block, scale)
+    elif block.style == "stacked_bar" and labels:
+        _stacked_bars(plot, block, labels)
     elif bars:
         _bars(plot, block, labels, scale)
     else:
@@ -159,6 +161,32 @@ def _stacked(plot: Any, block: Series, scale: float) -> None:
         legend_label=[_plain(line.name) for line in block.lines],
     )
     plot.y_range.start = 0
+
+
+def _stacked_bars(plot: Any, block: Series, labels: Sequence[str]) -> None:
+    from bokeh.models import ColumnDataSource, HoverTool
+
+    data: dict[str, list[Any]] = {"x": list(labels)}
+    for number, line in enumerate(block.lines):
+        values = [0.0 if math.isnan(v) else v for v in _floats(line.y)]
+        data[f"y{number}"] = (values + [0.0] * len(labels))[: len(labels)]
+    names = [_plain(line.name) for line in block.lines]
+    drawn = plot.vbar_stack(
+        [f"y{number}" for number in range(len(names))],
+        x="x",
+        width=0.7,
+        source=ColumnDataSource(data),
+        color=[_colour(line.name, n) for n, line in enumerate(block.lines)],
+        line_color=None,
+        legend_label=names,
+    )
+    for number, (name, bar) in enumerate(zip(names, drawn, strict=True)):
+        plot.add_tools(
+            HoverTool(renderers=[bar], tooltips=[("", "@x"), (name, f"@y{number}{{0,0.00}}")])
+        )
+    plot.y_range.start = 0
+    if len(labels) > 8:
+        plot.xaxis.major_label_orientation = 0.9
 
 
 def _bars(plot: Any, block: Series, labels: Sequence[str], scale: float) -> None:
