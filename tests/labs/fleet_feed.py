@@ -184,7 +184,7 @@ class Node:
     def gpu_lines(self, fault, rounds):
         """What the fake NVML answers on this node now."""
         here = fault if fault["node"] == self.name else None
-        joules = rounds * STEP_S * 500
+        joules = 10**8 + rounds * STEP_S * 500  # since the driver was loaded
         lines = ["power_mw -1 500000", "utilisation -1 98", "process -1 1234",
                  f"energy_mj -1 {joules * 1000}", f"field_138 -1 {rounds * STEP_S * 1000}"]  # fmt: skip
         if here:
@@ -228,7 +228,7 @@ def logs(fault, end_ns, name):
     samples = [
         {"metric": metric, "labels": json.dumps(dict(pairs)), "time_ns": end_ns - back * SECOND,
          "value": value}
-        for back in (0, 20, 40)
+        for back in range(0, 300, 20)
         for metric, pairs, value in (
             ("kansoku.fabric.probes", {"kansoku.scope": "cluster"}, 400.0),
             ("kansoku.fabric.drop", {"kansoku.scope": "cluster"}, fault["drop"]),
@@ -271,9 +271,7 @@ def feed(folder, url, values, plan):
     clock = [0]
     nodes = {name: Node(folder, name, clock) for name in JOBS}
     leaf = Leaf()
-    targets = [
-        SwitchTarget(name=f"leaf{i}", protocol="gnmi", host="h", port=8080) for i in (0, 1)
-    ]
+    targets = [SwitchTarget(name=f"leaf{i}", protocol="gnmi", host="h", port=8080) for i in (0, 1)]
     agents, sinks = {}, {}
     for name, node in nodes.items():
         more = {"switches": targets, "switch_client": leaf} if name == "c001" else {}

@@ -56,7 +56,12 @@ def observe(folder: Path, servers: dict[str, MetricServer]) -> Fleet:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [
-        (dict(key)["__name__"], json.dumps({k: v for k, v in key if k != "__name__"}), ms * 10**6, v)
+        (
+            dict(key)["__name__"],
+            json.dumps({k: v for k, v in key if k != "__name__"}),
+            ms * 10**6,
+            v,
+        )
         for key, samples in gateway.series.items()
         for ms, v in sorted(samples)
     ]

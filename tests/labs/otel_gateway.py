@@ -105,16 +105,12 @@ class Gateway:
         if kind is None:
             return
         monotonic = kind == "sum" and metric.sum.is_monotonic
-        name = prometheus_metric(
-            metric.name, metric.unit, counter=monotonic, gauge=kind == "gauge"
-        )
+        name = prometheus_metric(metric.name, metric.unit, counter=monotonic, gauge=kind == "gauge")
         for point in getattr(metric, kind).data_points:
             labels = resource | _attributes(point.attributes)
             plain = {re.sub(r"[^a-zA-Z0-9_]", "_", key): value for key, value in labels.items()}
             key = tuple(sorted({**plain, "__name__": name}.items()))
-            self.series.setdefault(key, []).append(
-                (point.time_unix_nano // 10**6, point.as_double)
-            )
+            self.series.setdefault(key, []).append((point.time_unix_nano // 10**6, point.as_double))
 
     def _logs(self, body: bytes) -> None:
         request = ExportLogsServiceRequest.FromString(body)

@@ -48,6 +48,7 @@ class AlertRule:
     action: str
 
 
+_UNCORRECTED = 'hw_type="gpu",error_type=~".*uncorrected.*"'
 _GPU = "{{ $labels.host_name }}/{{ $labels.hw_name }}"
 _NIC = "{{ $labels.host_name }}/{{ $labels.network_interface_name }}"
 
@@ -80,6 +81,12 @@ def _rule(
     )
 
 
+def _grown(metric: str, by: str, window: str, match: str = "") -> str:
+    """Return growth that does not take a new series to have started at zero, as increase may."""
+    one = f"{metric}{{{match}}}" if match else metric
+    return f"sum by ({by}) ({one} - min_over_time({one}[{window}]))"
+
+
 def _gpu(limits: AlertPolicy) -> tuple[AlertRule, ...]:
     gpu = "gpu_hardware"
     return (
@@ -91,7 +98,7 @@ def _gpu(limits: AlertPolicy) -> tuple[AlertRule, ...]:
         ),
         _rule(
             "GpuMemoryErrors",
-            'sum by (host_name, hw_name) (increase(%hw.errors{hw_type="gpu",error_type=~".*uncorrected.*"}[10m])) > 0',
+            _grown("%hw.errors", "host_name, hw_name", "10m", _UNCORRECTED) + " > 0",
             hold=None, says=("critical", gpu),
             text=(f"{_GPU}: uncorrected memory errors",
                   "expect the job to fail; drain after it and reset the GPU"),
@@ -146,7 +153,7 @@ def _network(limits: AlertPolicy) -> tuple[AlertRule, ...]:
         ),
         _rule(
             "NicFlapping",
-            "sum by (host_name, network_interface_name) (increase(%kansoku.nic.link.downs[15m])) > 1",
+            _grown("%kansoku.nic.link.downs", "host_name, network_interface_name", "15m") + " > 1",
             hold=None, says=("warning", "network"),
             text=(f"{_NIC}: the link went down more than once", "clean or replace the transceiver"),
         ),
@@ -223,7 +230,7 @@ def _storage_and_host(limits: AlertPolicy) -> tuple[AlertRule, ...]:
         ),
         _rule(
             "OutOfMemoryKill",
-            "sum by (host_name) (increase(%kansoku.memory.oom_kills[10m])) > 0", hold=None,
+            _grown("%kansoku.memory.oom_kills", "host_name", "10m") + " > 0", hold=None,
             says=("warning", "host"),
             text=("{{ $labels.host_name }}: the kernel killed a process for want of memory",
                   "its events name process and job"),

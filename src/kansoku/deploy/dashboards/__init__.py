@@ -37,9 +37,26 @@ def dashboards() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, board in made.items():
         found[name] = json.loads(JSONEncoder().encode(board.build()))
-        for number, panel in enumerate(found[name]["panels"], start=1):
-            panel["id"] = number
+        _place(found[name]["panels"])
     return found
+
+
+_GRID = 24
+
+
+def _place(panels: list[dict[str, Any]]) -> None:
+    """Number panels and set them left to right, a new row where the next one has no room.
+
+    The SDK's own placing lets a wide panel hang over the right edge.
+    """
+    x = y = row = 0
+    for number, panel in enumerate(panels, start=1):
+        panel["id"] = number
+        at = panel["gridPos"]
+        if x + at["w"] > _GRID:
+            x, y, row = 0, y + row, 0
+        at["x"], at["y"] = x, y
+        x, row = x + at["w"], max(row, at["h"])
 
 
 def _check_sdk() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from kansoku.deploy.dashboards._panels import choice
 
-__all__ = ["FREE", "GPU", "NODE", "by_job", "job_variable", "node_variable", "per_job"]
+__all__ = ["FREE", "GPU", "NODE", "by_job", "grown", "job_variable", "node_variable", "per_job"]
 
 NODE = 'host_name=~"$node"'
 GPU = f'{NODE},hw_type="gpu",hw_name=~"$gpu"'
@@ -20,6 +20,15 @@ def by_job(device: str, *, match: str = "") -> str:
     series does, so the join stands on its side.
     """
     return f"{_HELD.format(match=match)} * on (host_name, hw_name) group_left () {device}"
+
+
+def grown(metric: str, match: str) -> str:
+    """Return how much a rarely moving counter grew over the time chosen.
+
+    Not ``increase``: VictoriaMetrics takes a new series to start at zero, so that a GPU with five
+    errors in its life would show five new ones whenever its agent starts.
+    """
+    return f"{metric}{{{match}}} - min_over_time({metric}{{{match}}}[$__range])"
 
 
 def per_job(metric: str, more: str = "") -> str:

@@ -3,11 +3,12 @@
 from typing import Any
 
 from kansoku.deploy.dashboards._panels import Metric, board, choice, curves, metric_table, number
-from kansoku.deploy.dashboards._parts import GPU, NODE, node_variable
+from kansoku.deploy.dashboards._parts import GPU, NODE, grown, node_variable
 
 __all__ = ["gpu", "node", "storage"]
 
 _RATE = "[$__rate_interval]"
+_UNCORRECTED = f'{GPU},error_type=~".*uncorrected.*"'
 _NAME = "{{host_name}}/{{hw_name}}"
 
 
@@ -19,9 +20,9 @@ def node() -> Any:
         [
             number("Up for", Metric(text=f"min(%system.uptime{{{NODE}}})"), "s"),
             number("CPUs", Metric(text=f"sum(%system.cpu.logical.count{{{NODE}}})")),
-            number("Memory", Metric(text=f"sum(%system.memory.limit{{{NODE}}})"), "bytes"),
+            number("Memory in all", Metric(text=f"sum(%system.memory.limit{{{NODE}}})"), "bytes"),
             number("Available", Metric(text=f"sum(%system.linux.memory.available{{{NODE}}})"), "bytes"),
-            number("Processes killed for memory", Metric(text=f"sum(increase(%kansoku.memory.oom_kills{{{NODE}}}[$__range]))"), bad_above=1),
+            number("Processes killed for memory", Metric(text=f"sum({grown('%kansoku.memory.oom_kills', NODE)})"), bad_above=1),
             number("CPU package power", Metric(text=f'sum(rate(%hw.energy{{{NODE},hw_type="cpu"}}{_RATE}))'), "watt"),
             number("Processes waiting for I/O", Metric(text=f'sum(%system.process.count{{{NODE},process_state="blocked"}})')),
             curves(
@@ -96,14 +97,14 @@ def gpu() -> Any:
         [
             number("GPUs", Metric(text=f"count(%kansoku.gpu.info{{{GPU}}})")),
             number("Lost", Metric(text=f"sum(%kansoku.gpu.lost{{{GPU}}})"), bad_above=1),
-            number("Uncorrected memory errors", Metric(text=f'sum(increase(%hw.errors{{{GPU},error_type=~".*uncorrected.*"}}[$__range]))'), bad_above=1, width=4),
+            number("Uncorrected memory errors", Metric(text=f"sum({grown('%hw.errors', _UNCORRECTED)})"), bad_above=1, width=4),
             number("Row remaps waiting", Metric(text=f"sum(%kansoku.gpu.rows.pending{{{GPU}}})"), bad_above=1, width=4),
             number("Row remaps failed", Metric(text=f"sum(%kansoku.gpu.rows.failed{{{GPU}}})"), bad_above=1, width=4),
             number("NVLinks down", Metric(text=f"count(%kansoku.gpu.nvlink.up{{{GPU}}} < 1) or vector(0)"), bad_above=1),
             number("Power", Metric(text=f"sum(%hw.power{{{GPU}}})"), "watt"),
             curves("Utilisation", Metric(text=f'%hw.gpu.utilization{{{GPU},hw_gpu_task="general"}}', legend=_NAME), unit="percentunit", top=1),
             curves("Activity of the parts", Metric(text=f"avg by (kansoku_gpu_unit) (%kansoku.gpu.activity{{{GPU}}})", legend="{{kansoku_gpu_unit}}"), unit="percentunit", top=1),
-            curves("Power", Metric(text=f"%hw.power{{{GPU}}}", legend=_NAME), Metric(text=f"max(%kansoku.gpu.power.limit{{{GPU}}})", legend="limit"), unit="watt"),
+            curves("Power by GPU", Metric(text=f"%hw.power{{{GPU}}}", legend=_NAME), Metric(text=f"max(%kansoku.gpu.power.limit{{{GPU}}})", legend="limit"), unit="watt"),
             curves("Power from the energy counter", Metric(text=f"rate(%hw.energy{{{GPU}}}{_RATE})", legend=_NAME), unit="watt", note="Joules over time: does not miss what happens between two samples"),
             curves("Memory", Metric(text=f"%hw.gpu.memory.usage{{{GPU}}}", legend=_NAME), Metric(text=f"min(%hw.gpu.memory.limit{{{GPU}}})", legend="limit"), unit="bytes"),
             curves("Memory interface busy", Metric(text=f"%kansoku.gpu.memory.controller.utilization{{{GPU}}}", legend=_NAME), unit="percentunit", top=1),
@@ -155,7 +156,7 @@ def storage() -> Any:
             number("Read from Lustre", Metric(text=f'sum(rate(%kansoku.lustre.io{{{lustre},disk_io_direction="read"}}{_RATE}))'), "Bps", width=4),
             number("Written to Lustre", Metric(text=f'sum(rate(%kansoku.lustre.io{{{lustre},disk_io_direction="write"}}{_RATE}))'), "Bps", width=4),
             number("Targets not connected", Metric(text=f"count(%kansoku.lustre.target.up{{{lustre}}} < 1) or vector(0)"), bad_above=1, width=4),
-            number("NFS calls sent again", Metric(text=f"sum(increase(%nfs.client.rpc.retransmits{{{NODE}}}[$__range]))"), bad_above=1, width=4),
+            number("NFS calls sent again", Metric(text=f"sum({grown('%nfs.client.rpc.retransmits', NODE)})"), bad_above=1, width=4),
             number("Fullest file system", Metric(text=f"max({fill})"), "percentunit", bad_above=0.92, width=4),
             curves("Lustre by node", Metric(text=f"sum by (host_name, disk_io_direction) (rate(%kansoku.lustre.io{{{lustre}}}{_RATE}))", legend="{{host_name}} {{disk_io_direction}}"), unit="Bps"),
             curves("Lustre operations", Metric(text=f"sum by (kansoku_operation) (rate(%kansoku.lustre.operations{{{lustre}}}{_RATE}))", legend="{{kansoku_operation}}"), unit="ops"),

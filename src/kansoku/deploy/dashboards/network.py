@@ -12,7 +12,7 @@ from kansoku.deploy.dashboards._panels import (
     log_table,
     number,
 )
-from kansoku.deploy.dashboards._parts import NODE, node_variable
+from kansoku.deploy.dashboards._parts import NODE, grown, node_variable
 
 __all__ = ["bursts", "fabric", "nic"]
 
@@ -50,8 +50,8 @@ def nic() -> Any:
             number("Received", Metric(text=f'sum(rate(%hw.network.io{{{_PORT},network_io_direction="receive"}}{_RATE}))'), "Bps"),
             number("Longest paused by PFC", Metric(text=f"max(rate(%kansoku.nic.pause.time{{{_INTERFACE}}}{_RATE}))"), "percentunit", bad_above=0.05),
             number("Discarded", Metric(text=f"sum(rate(%kansoku.nic.discards{{{_INTERFACE}}}{_RATE}))"), "pps", bad_above=1),
-            number("Link downs", Metric(text=f"sum(increase(%kansoku.nic.link.downs{{{_INTERFACE}}}[$__range]))"), bad_above=1),
-            number("Pause storms", Metric(text=f"sum(increase(%kansoku.nic.pause.storms{{{_INTERFACE}}}[$__range]))"), bad_above=1),
+            number("Link downs", Metric(text=f"sum({grown('%kansoku.nic.link.downs', _INTERFACE)})"), bad_above=1),
+            number("Pause storms", Metric(text=f"sum({grown('%kansoku.nic.pause.storms', _INTERFACE)})"), bad_above=1),
             heat("Share of line rate", Metric(text=share, legend="{{host_name}}/{{hw_name}} {{network_io_direction}}"), unit="percentunit", top=1, height=12),
             curves("Throughput", Metric(text=f"rate(%hw.network.io{{{_PORT}}}{_RATE})", legend="{{host_name}}/{{hw_name}} {{network_io_direction}}"), unit="Bps"),
             curves("Packets", Metric(text=f"rate(%hw.network.packets{{{_PORT}}}{_RATE})", legend="{{host_name}}/{{hw_name}} {{network_io_direction}}"), unit="pps"),
@@ -138,7 +138,7 @@ def bursts() -> Any:
                 ),
                 note="A burst: more than half of line rate in samples of a millisecond or less",
             ),
-            curves("Bursts", Logs(text=f'{these} | stats by ("kansoku.node") count() bursts', kind="statsRange", legend="{{kansoku.node}}")),
+            curves("Bursts over time", Logs(text=f'{these} | stats by ("kansoku.node") count() bursts', kind="statsRange", legend="{{kansoku.node}}")),
             curves("Highest peak, share of line rate", Logs(text=f'{these} | stats by ("kansoku.node") max("kansoku.peak_ratio") peak', kind="statsRange", legend="{{kansoku.node}}"), unit="percentunit"),
             curves(
                 "Beside them: paused by PFC",
@@ -149,7 +149,7 @@ def bursts() -> Any:
                 Metric(text=f'sum by (host_name, kansoku_rdma_device) (rate(%kansoku.rdma.events{{{NODE},kansoku_rdma_counter="np_ecn_marked_roce_packets"}}{_RATE}))', legend="{{host_name}} {{kansoku_rdma_device}}"), unit="pps",
             ),
             log_table(
-                "Bursts",
+                "Bursts one by one",
                 Logs(text=f'{these} | fields _time, "kansoku.node", "kansoku.port", "kansoku.direction", "kansoku.duration_ns", "kansoku.peak_ratio", "kansoku.bytes" | sort by (_time desc) | limit 500'),
             ),
         ],

@@ -44,7 +44,7 @@ def slurm() -> Any:
                 value="GPUs",
             ),
             metric_table(
-                "Nodes not in service",
+                "Which nodes are not in service",
                 Metric(text=f"max by (slurm_node_name, slurm_state) (%kansoku.slurm.node.state{out})", instant=True),
                 {"slurm_node_name": "node", "slurm_state": "state"},
             ),
@@ -65,9 +65,9 @@ def incidents() -> Any:
         "kansoku-incidents",
         "Incidents",
         [
-            number("Incidents", Logs(text='"event.name":="kansoku.incidents" | stats count_uniq("kansoku.id") incidents', kind="stats"), width=6),
-            number("Findings", Logs(text='"event.name":="kansoku.findings" | stats count() findings', kind="stats"), width=6),
-            number("Errors", Logs(text='severity:in("error","critical") | stats count() errors', kind="stats"), width=6),
+            number("Incidents opened", Logs(text='"event.name":="kansoku.incidents" | stats count_uniq("kansoku.id") incidents', kind="stats"), width=6),
+            number("Findings made", Logs(text='"event.name":="kansoku.findings" | stats count() findings', kind="stats"), width=6),
+            number("Errors reported", Logs(text='severity:in("error","critical") | stats count() errors', kind="stats"), width=6),
             log_table(
                 "Incidents",
                 Logs(text='"event.name":="kansoku.incidents" "kansoku.domain":~"$domain" | fields _time, "kansoku.id", "kansoku.state", "kansoku.domain", "kansoku.subject", "kansoku.kind", "kansoku.verdict", "kansoku.confidence", "kansoku.actions" | sort by (_time desc) | limit 200'),
