@@ -11,7 +11,7 @@ from kansoku.errors import InputError
 from kansoku.model import Domain, Phase
 from kansoku.trace.stragglers import Straggler
 
-__all__ = ["observe_dumps", "observe_run", "of_hang"]
+__all__ = ["observe_dumps", "observe_run", "of_hang", "straggler_observation"]
 
 _SECOND = 1_000_000_000
 _QUIET_NS = 5 * _SECOND
@@ -111,7 +111,19 @@ def observe_run(path: Path) -> tuple[list[Observation], LoadedRun, dict[int, str
 
 def _of_straggler(s: Straggler, run: LoadedRun, nodes: Mapping[int, str]) -> Observation:
     facts = {r.rank: r for r in run.facts.ranks}
-    gpu = s.rank in facts and (facts[s.rank].device or "cpu") != "cpu"
+    starts = run.steps.filter((run.steps["rank"] == s.rank) & (run.steps["step"] == s.from_step))
+    return straggler_observation(
+        s,
+        gpu=s.rank in facts and (facts[s.rank].device or "cpu") != "cpu",
+        node=nodes.get(s.rank),
+        time_ns=int(starts["start_ns"][0]) if len(starts) else None,
+    )
+
+
+def straggler_observation(
+    s: Straggler, *, gpu: bool, node: str | None, time_ns: int | None
+) -> Observation:
+    """Return a straggler as an observation; ``gpu``: its work runs on a GPU."""
     share = 1.0 if s.cpu_share is None else s.cpu_share
     if s.cause == "cpu_contention":
         domain, component = Domain.HOST, "cpu taken by others"
@@ -119,7 +131,7 @@ def _of_straggler(s: Straggler, run: LoadedRun, nodes: Mapping[int, str]) -> Obs
         domain, component = Domain.APPLICATION, "garbage collection"
     elif s.phase is Phase.DATA_WAIT:
         # Reading that takes CPU time is the program's; reading that waits is the storage's.
-        waits = share < 0.5
+        waits = s.cpu_share is None or share < 0.5
         domain = Domain.STORAGE if waits else Domain.APPLICATION
         component = "data loading"
     elif s.phase is Phase.CHECKPOINT:
@@ -130,7 +142,6 @@ def _of_straggler(s: Straggler, run: LoadedRun, nodes: Mapping[int, str]) -> Obs
         domain, component = Domain.APPLICATION, "more work than its peers"
     else:
         domain, component = Domain.HOST, "slow rank"
-    starts = run.steps.filter((run.steps["rank"] == s.rank) & (run.steps["step"] == s.from_step))
     return _observation(
         "finding.straggler",
         f"rank {s.rank} is slow in {s.phase.value}: its own work takes {s.ratio:.2f} times its "
@@ -141,8 +152,8 @@ def _of_straggler(s: Straggler, run: LoadedRun, nodes: Mapping[int, str]) -> Obs
         role="either",
         strength=min(0.9, s.confidence),
         rank=s.rank,
-        node=nodes.get(s.rank),
-        time_ns=int(starts["start_ns"][0]) if len(starts) else None,
+        node=node,
+        time_ns=time_ns,
     )
 
 

@@ -6,6 +6,7 @@ Files are sorted by what they are; what could not be read is named.
 
 import os
 import re
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +19,12 @@ from kansoku.diagnose.device_text import DeviceFact, facts_of_text
 from kansoku.diagnose.edge.numbers import is_table_of_numbers, read_numbers
 from kansoku.diagnose.lines import SUSPICIOUS, FileFacts, LineReader, says_it_ended_well
 from kansoku.diagnose.measures import MEASURE_COLUMNS
+from kansoku.diagnose.policy import Policy, policy_from
 from kansoku.diagnose.stacks import Stack, looks_like_stacks, stacks_of_text
-from kansoku.errors import InputError
+from kansoku.errors import ConfigurationError, InputError
 from kansoku.formats.job_log import Clock, host_in_path, parse_line, rank_in_path
 
-__all__ = ["Bundle", "read_bundle"]
+__all__ = ["Bundle", "read_bundle", "read_policy"]
 
 _HEAD_BYTES = 256 * 1024
 _TAIL_BYTES = 512 * 1024
@@ -356,3 +358,14 @@ def read_bundle(path: Path, *, extra: Sequence[Signature] = ()) -> Bundle:
         except EOFError as error:
             bundle.skipped.append(f"{name}: cut off: {error}")
     return bundle
+
+
+def read_policy(path: Path | None) -> Policy:
+    """Read an operator's thresholds from TOML; raise ConfigurationError for what is not one."""
+    if path is None:
+        return Policy()
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(str(error), where=str(path)) from None
+    return policy_from(table, path)
