@@ -12,12 +12,12 @@ from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
-
-from kansoku.store.fleet import Naming
-from kansoku.store.fleet.remote_write import write_request
 from tests.labs.nvml import FakeNvml
 from tests.labs.otel_gateway import Gateway
 from tests.labs.victoria import MetricServer, flush
+
+from kansoku.store.fleet import Naming
+from kansoku.store.fleet.remote_write import write_request
 
 SECOND = 10**9
 FAULTS = (

@@ -45,7 +45,7 @@ _GRID = 24
 
 
 def _place(panels: list[dict[str, Any]]) -> None:
-    """Number panels and set them left to right, a new row where the next one has no room.
+    """Give panels their numbers and set them left to right, a new row where the next one has no room.
 
     The SDK's own placing lets a wide panel hang over the right edge.
     """
