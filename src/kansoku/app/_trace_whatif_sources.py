@@ -1,0 +1,131 @@
+"""Phase times of our runs and of Kineto traces as operations for the what-if analysis."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+
+from kansoku.app._trace_breakdown import breakdown
+from kansoku.formats.run_directory import read_run
+from kansoku.model import RunFacts
+from kansoku.trace.steps import step_rows
+from kansoku.trace.whatif.analyse import WhatIf, what_if
+from kansoku.trace.whatif.phases import MEETING, phase_operations
+
+__all__ = ["kineto_operations", "pipeline_stages", "run_operations"]
+
+# The first step of a run holds compilation, allocation and connection set-up.
+_WARM_UP_STEPS = 1
+_FEWEST_STEPS = 2
+
+
+def pipeline_stages(facts: RunFacts) -> list[list[int]] | None:
+    """Return the ranks of each pipeline stage as the process groups tell them; None if none do.
+
+    A group described as ``pp`` or ``pipeline`` lists one rank of every stage, in order.
+    """
+    groups = {
+        group.ranks
+        for rank in facts.ranks
+        for group in rank.groups
+        if len(group.ranks) > 1 and _is_pipeline(group.description)
+    }
+    if not groups or len({len(ranks) for ranks in groups}) != 1:
+        return None
+    return [sorted(stage) for stage in zip(*sorted(groups), strict=True)]
+
+
+def _is_pipeline(description: str | None) -> bool:
+    words = (description or "").lower().replace("-", "_").split("_")
+    return "pp" in words or "pipeline" in words
+
+
+def _blocks(ranks: Sequence[int], stages: int | None) -> list[list[int]] | None:
+    if stages is None or stages < 2:
+        return None
+    size = -(-len(ranks) // stages)
+    return [list(ranks[first : first + size]) for first in range(0, len(ranks), size)]
+
+
+def run_operations(path: Path, *, stages: int | None) -> WhatIf | str:
+    """Analyse a run directory; return the reason where it cannot be."""
+    run = read_run(path)
+    rows = step_rows(run.spans, facts=run.facts, resources=run.resources)
+    rows = rows.filter(pl.col("duration_ns").is_not_null() & pl.col("rank").is_not_null())
+    if rows.is_empty():
+        return "the run has no complete step"
+    first = int(rows["step"].min() or 0)  # type: ignore[arg-type]
+    if rows["step"].n_unique() >= _WARM_UP_STEPS + _FEWEST_STEPS:
+        rows = rows.filter(pl.col("step") >= first + _WARM_UP_STEPS)
+    ranks = sorted(rows["rank"].unique().to_list())
+    if len(ranks) < 2:
+        return "the run has one rank: nobody to compare it with"
+    rows = rows.with_columns(pl.col("^.*_ns$").fill_null(0))
+    operations, program = phase_operations(
+        rows,
+        before={
+            "data_wait_ns": "data-wait",
+            "forward_ns": "forward-compute",
+            "backward_ns": "backward-compute",
+            "other_ns": "other",
+        },
+        blocked="collective_ns",
+        after={"optimizer_ns": "optimizer", "checkpoint_ns": "checkpoint"},
+        stages=_blocks(ranks, stages) or pipeline_stages(run.facts),
+        source=str(path),
+    )
+    return what_if(
+        operations,
+        program,
+        communication=frozenset({MEETING}),
+        missing=tuple(run.missing),
+        measured_s=float(rows["duration_ns"].mean()) / 1e9,  # type: ignore[arg-type]
+    )
+
+
+def kineto_operations(paths: Sequence[Path], *, stages: int | None) -> WhatIf | str:
+    """Analyse profiler traces of many ranks; return the reason where they cannot be."""
+    result = breakdown(paths)
+    steps = result.steps
+    if steps.is_empty() or "span_us" not in steps.columns:
+        return "the traces hold no step"
+    rows = steps.filter(
+        pl.col("rank").is_not_null()
+        & pl.col("compute_us").is_not_null()
+        & pl.col("exposed_comm_us").is_not_null()
+    ).with_columns(pl.col("memory_us").fill_null(0.0))
+    if rows.is_empty():
+        return "the traces have no device rows of a known rank: nothing to replay"
+    if rows["step"].null_count():
+        # Steps without a number, such as whole windows, are matched by their place.
+        rows = rows.with_columns(
+            step=pl.col("start_ns").rank("ordinal").over("rank").cast(pl.Int64)
+        )
+    ranks = sorted(rows["rank"].unique().to_list())
+    if len(ranks) < 2:
+        return "the traces are of one rank: nobody to compare it with"
+    rows = rows.with_columns(
+        compute_ns=pl.col("compute_us") * 1000,
+        blocked_ns=pl.col("exposed_comm_us") * 1000,
+        idle_ns=pl.col("idle_us") * 1000,
+        copies_ns=pl.max_horizontal(
+            pl.col("busy_us") - pl.col("compute_us") - pl.col("exposed_comm_us"), 0.0
+        )
+        * 1000,
+    )
+    operations, program = phase_operations(
+        rows,
+        before={"compute_ns": "compute", "copies_ns": "memory-copy", "idle_ns": "device-idle"},
+        blocked="blocked_ns",
+        after={},
+        stages=_blocks(ranks, stages),
+        source=", ".join(map(str, paths)),
+    )
+    remarks = [text for texts in result.incomplete_of for text in texts]
+    return what_if(
+        operations,
+        program,
+        communication=frozenset({MEETING}),
+        missing=tuple(dict.fromkeys(remarks)),
+        measured_s=float(rows["span_us"].mean()) / 1e6,  # type: ignore[arg-type]
+    )
