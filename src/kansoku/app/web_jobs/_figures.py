@@ -1,7 +1,9 @@
 """Figures of a run for its pages: rates over steps, the rank × step matrix, one step's spans."""
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,7 @@ __all__ = [
     "Matrix",
     "StepSpans",
     "folded",
+    "kept_step_spans",
     "matrix",
     "rates",
     "step_collectives",
@@ -194,6 +197,25 @@ def step_spans(run: LoadedRun, step: int) -> StepSpans:
         start_ns=first if isinstance(first, int) else 0,
         end_ns=end,
     )
+
+
+_kept: OrderedDict[tuple[int, int], tuple[LoadedRun, StepSpans]] = OrderedDict()
+_lock = Lock()
+
+
+def kept_step_spans(run: LoadedRun, step: int) -> StepSpans:
+    """Return :func:`step_spans`, kept for the request that follows the page's own."""
+    key = (id(run), step)
+    with _lock:
+        # The run is held beside the answer, so its id cannot be another's.
+        if key in _kept and _kept[key][0] is run:
+            return _kept[key][1]
+    found = step_spans(run, step)
+    with _lock:
+        _kept[key] = (run, found)
+        while len(_kept) > 1:
+            _kept.popitem(last=False)
+    return found
 
 
 def _joined(run: LoadedRun, spans: pl.DataFrame, step: int) -> pl.DataFrame:

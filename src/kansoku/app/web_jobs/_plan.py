@@ -36,7 +36,7 @@ _PARTS = {
     "gaps": "gaps between kernels", "recompute": "recomputation", "tp": "tensor parallel, exposed",
     "cp": "context parallel, exposed", "ep": "expert parallel, exposed",
     "pp": "pipeline transfers, exposed", "dp": "data parallel, exposed",
-    "bubble": "pipeline bubble", "optimizer": "optimizer",
+    "bubble": "pipeline bubble", "optimizer": "optimizer update",
 }  # fmt: skip
 _GIB = 2**30
 _kept: OrderedDict[tuple[tuple[str, str], ...], SearchAnswer] = OrderedDict()

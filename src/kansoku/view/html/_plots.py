@@ -1,7 +1,7 @@
 """Series blocks as Bokeh figures, handed to BokehJS as JSON."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ _PHASES = {
     "other": "#9aa3ad",
 }
 _INK = "#808790"
+Say = Callable[[str], str]
 _HEIGHT = 260
 
 
@@ -35,14 +36,17 @@ def _plain(text: str) -> str:
     return text.replace("$$", f"${gap}$").replace("\\[", f"\\{gap}[").replace("\\(", f"\\{gap}(")
 
 
-def series_item(block: Series) -> dict[str, object]:
-    """Return the JSON item of a figure for ``Bokeh.embed.embed_item``."""
+def series_item(block: Series, *, say: Say = str) -> dict[str, object]:
+    """Return the JSON item of a figure for ``Bokeh.embed.embed_item``.
+
+    ``say`` puts titles and names into the reader's language; colours go by the names as they are.
+    """
     from bokeh.embed import json_item
     from bokeh.models import ColumnDataSource, HoverTool
     from bokeh.plotting import figure
 
     bars = block.style in {"bar", "stacked_bar"}
-    labels = [_plain(label) for label in block.x_labels or ()]
+    labels = [_plain(say(label)) for label in block.x_labels or ()]
     options: dict[str, Any] = {}
     if bars and labels:
         options["x_range"] = labels = _distinct(labels)
@@ -52,8 +56,8 @@ def series_item(block: Series) -> dict[str, object]:
         tools="xpan,xwheel_zoom,box_zoom,reset,save",
         x_axis_type="datetime" if block.x_is_time_ns else "log" if block.log_x else "auto",
         y_axis_type="log" if block.log_y else "auto",
-        x_axis_label=_plain(block.x_title),
-        y_axis_label=_plain(block.y_title),
+        x_axis_label=_plain(say(block.x_title)),
+        y_axis_label=_plain(say(block.y_title)),
         background_fill_alpha=0,
         border_fill_alpha=0,
         outline_line_color=None,
@@ -63,18 +67,18 @@ def series_item(block: Series) -> dict[str, object]:
     _style(plot)
     scale = 1e-6 if block.x_is_time_ns else 1.0
     if block.style == "stacked":
-        _stacked(plot, block, scale)
+        _stacked(plot, block, scale, say)
     elif block.style == "stacked_bar" and labels:
-        _stacked_bars(plot, block, labels)
+        _stacked_bars(plot, block, labels, say)
     elif bars:
-        _bars(plot, block, labels, scale)
+        _bars(plot, block, labels, scale, say)
     else:
         for number, line in enumerate(block.lines):
             colour = _colour(line.name, number)
             data = {"x": [x * scale for x in line.x], "y": _floats(line.y)}
-            data["name"] = cast("list[float]", [_plain(line.name)] * len(data["x"]))
+            data["name"] = cast("list[float]", [_plain(say(line.name))] * len(data["x"]))
             source = ColumnDataSource(data)
-            legend = {"legend_label": _plain(line.name)} if len(block.lines) > 1 else {}
+            legend = {"legend_label": _plain(say(line.name))} if len(block.lines) > 1 else {}
             if block.style == "scatter":
                 plot.scatter("x", "y", source=source, size=5, color=colour, alpha=0.7, **legend)
             else:
@@ -84,7 +88,7 @@ def series_item(block: Series) -> dict[str, object]:
             HoverTool(
                 tooltips=[
                     ("", "@name"),
-                    (_plain(block.x_title) or "x", x_format),
+                    (_plain(say(block.x_title)) or "x", x_format),
                     ("", "@y{0.000a}"),
                 ],
                 formatters={"@x": "datetime"} if block.x_is_time_ns else {},
@@ -141,7 +145,7 @@ def _style(plot: Any) -> None:
     plot.toolbar.autohide = True
 
 
-def _stacked(plot: Any, block: Series, scale: float) -> None:
+def _stacked(plot: Any, block: Series, scale: float, say: Say) -> None:
     from bokeh.models import ColumnDataSource
 
     if not block.lines:
@@ -158,19 +162,19 @@ def _stacked(plot: Any, block: Series, scale: float) -> None:
         source=ColumnDataSource(data),
         color=[_colour(line.name, n) for n, line in enumerate(block.lines)],
         fill_alpha=0.85,
-        legend_label=[_plain(line.name) for line in block.lines],
+        legend_label=[_plain(say(line.name)) for line in block.lines],
     )
     plot.y_range.start = 0
 
 
-def _stacked_bars(plot: Any, block: Series, labels: Sequence[str]) -> None:
+def _stacked_bars(plot: Any, block: Series, labels: Sequence[str], say: Say) -> None:
     from bokeh.models import ColumnDataSource, HoverTool
 
     data: dict[str, list[Any]] = {"x": list(labels)}
     for number, line in enumerate(block.lines):
         values = [0.0 if math.isnan(v) else v for v in _floats(line.y)]
         data[f"y{number}"] = (values + [0.0] * len(labels))[: len(labels)]
-    names = [_plain(line.name) for line in block.lines]
+    names = [_plain(say(line.name)) for line in block.lines]
     drawn = plot.vbar_stack(
         [f"y{number}" for number in range(len(names))],
         x="x",
@@ -189,7 +193,7 @@ def _stacked_bars(plot: Any, block: Series, labels: Sequence[str]) -> None:
         plot.xaxis.major_label_orientation = 0.9
 
 
-def _bars(plot: Any, block: Series, labels: Sequence[str], scale: float) -> None:
+def _bars(plot: Any, block: Series, labels: Sequence[str], scale: float, say: Say) -> None:
     from bokeh.models import ColumnDataSource
     from bokeh.transform import dodge
 
@@ -197,7 +201,7 @@ def _bars(plot: Any, block: Series, labels: Sequence[str], scale: float) -> None
     width = 0.8 / count
     for number, line in enumerate(block.lines):
         colour = _colour(line.name, number)
-        legend = {"legend_label": _plain(line.name)} if count > 1 else {}
+        legend = {"legend_label": _plain(say(line.name))} if count > 1 else {}
         tops = _floats(line.y)
         if labels:
             source = ColumnDataSource({"x": list(labels)[: len(tops)], "y": tops[: len(labels)]})

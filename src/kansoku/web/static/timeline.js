@@ -177,7 +177,8 @@ export function timeline(box, columns, title) {
       context.globalAlpha = 1;
     }
   }
-  const laneKind = (n) => t(h.kinds[a.kind[n]] ?? "").replaceAll("_", " ");
+  const kindTitle = (k) => h.kind_titles?.[k] ?? t(h.kinds[k] ?? "").replaceAll("_", " ");
+  const laneKind = (n) => kindTitle(a.kind[n]);
   function tell(n) {
     const mark = a.mark[n] ? [t(h.marks[a.mark[n]])] : [];
     const name = h.names[a.name[n]], late = a.late_ns?.[n];
@@ -260,7 +261,7 @@ export function timeline(box, columns, title) {
   h.kinds.forEach((kind, n) => {
     const dot = node("i");
     dot.style.background = colours[n];
-    const item = node("button", { type: "button", className: "key" }, dot, t(kind).replaceAll("_", " "));
+    const item = node("button", { type: "button", className: "key" }, dot, kindTitle(n));
     item.setAttribute("aria-pressed", "true");
     item.addEventListener("click", () => {
       if (hidden.has(n)) hidden.delete(n); else hidden.add(n);
