@@ -1,0 +1,121 @@
+"""Trainings to be watched from outside: two ranks over Gloo, forked after one import.
+
+For each line ``CASE STEPS FOLDER`` on stdin it forks the ranks and prints their pids, later their exit
+codes. Each rank waits for ``FOLDER/go`` before it joins the process group: so an observer can be
+there before. With STEPS 0 they train until ``FOLDER/stop`` is there. What each rank computed is in
+``FOLDER/RANK.json``.
+"""
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader
+
+RANKS = 2
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        if time.monotonic() > deadline:
+            sys.exit("nobody said go")
+        time.sleep(0.005)
+
+
+def model(case):
+    torch.manual_seed(1)
+    made = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+    if case == "ddp":
+        return nn.parallel.DistributedDataParallel(made)
+    if case == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(made[0])
+        fully_shard(made)
+    return made
+
+
+def train(case, rank, steps, folder):
+    """Train; a flag is reduced each step, so all ranks stop at the same one."""
+    trained = model(case)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
+    torch.manual_seed(7 + rank)
+    loader = DataLoader(torch.randn(200_000, 64), batch_size=16)
+    flag, losses, pair = torch.zeros(1), [], torch.ones(5)
+    for step, x in enumerate(loader):
+        loss = trained(x).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item().hex())
+        if case == "pairs":
+            if rank == 0:
+                dist.send(pair, 1)
+                dist.recv(pair, 1)
+            else:
+                dist.recv(pair, 0)
+                dist.send(pair, 0)
+        flag[0] = step + 1 == steps or (not steps and (folder / "stop").exists())
+        dist.all_reduce(flag)
+        if flag.item():
+            break
+        if not steps:
+            time.sleep(0.005)
+    return losses
+
+
+def rank_main(case, rank, steps, folder):
+    torch.set_num_threads(1)
+    wait_for(folder / "go")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS
+    )
+    losses = train(case, rank, steps, folder)
+    (folder / f"{rank}.json").write_text(json.dumps({"losses": losses}))
+    dist.destroy_process_group()
+
+
+def fork_ranks(case, steps, folder):
+    """Train one case on forked ranks; say their pids, then that they have ended."""
+    os.environ["KANSOKU_RUN_ID"] = folder.name
+    sys.stdout.flush()
+    pids = []
+    for rank in range(RANKS):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                rank_main(case, rank, steps, folder)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            atexit._run_exitfuncs()
+            sys.stderr.flush()
+            os._exit(code)
+        pids.append(pid)
+    print(*pids, flush=True)
+    print(*(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids), flush=True)
+
+
+def main():
+    for name in ("torch._dynamo", "torch.distributed.fsdp"):
+        importlib.import_module(name)
+    gc.freeze()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        case, steps, folder = line.split()
+        fork_ranks(case, int(steps), Path(folder))
+
+
+if __name__ == "__main__":
+    main()

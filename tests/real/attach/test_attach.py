@@ -1,0 +1,182 @@
+"""Real trainings watched from outside, beside the recorder inside them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+from tests.labs.training import observed_environment
+
+from kansoku.app.attach import attach
+from kansoku.formats.run_directory import read_run
+
+pytestmark = pytest.mark.real
+SCRIPT = Path(__file__).parents[2] / "labs" / "attach_ranks.py"
+STEPS = 40
+
+
+class Trainings:
+    """One Python that has imported torch and forks ranks on demand, with the recorder inside."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT)],
+            env=observed_environment(folder),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._line() == "ready"
+
+    def _line(self):
+        line = self.process.stdout.readline().strip()
+        assert line, "the trainings ended"
+        return line
+
+    def start(self, case, steps, name):
+        """Start two ranks that wait for ``go``; return their folder and pids."""
+        folder = self.folder / name
+        folder.mkdir()
+        self.process.stdin.write(f"{case} {steps} {folder}\n")
+        self.process.stdin.flush()
+        return folder, [int(pid) for pid in self._line().split()]
+
+    def ended(self):
+        """Wait for the ranks; return their exit codes."""
+        return [int(code) for code in self._line().split()]
+
+    def inside(self, name):
+        return read_run(self.folder / "rings" / name)
+
+
+@pytest.fixture(scope="module")
+def trainings(tmp_path_factory):
+    made = Trainings(tmp_path_factory.mktemp("trainings"))
+    yield made
+    made.process.stdin.close()
+    try:
+        made.process.wait(10)
+    except subprocess.TimeoutExpired:
+        made.process.kill()
+        made.process.wait()
+    made.process.stdout.close()
+
+
+KINDS = ["step", "data_wait", "backward", "optimizer", "collective"]
+
+
+def counts(spans, rank):
+    """Return {(kind, name, group): (count, bytes)} of one rank, without steps that were not whole."""
+    rows = (
+        spans.filter(
+            (pl.col("rank") == rank)
+            & pl.col("kind").is_in(KINDS)
+            & ~pl.col("attributes").fill_null("").str.contains("incomplete")
+        )
+        .with_columns(name=pl.when(pl.col("kind") != "step").then("name"))
+        .group_by("kind", "name", "group")
+        .agg(pl.len(), pl.col("bytes").fill_null(0).sum())
+    )
+    return {tuple(row[:3]): tuple(row[3:]) for row in rows.iter_rows()}
+
+
+def probes_in(pid):
+    """Return where the mapped code of the watched libraries differs from their files: breakpoints."""
+    from kansoku.capture.attach import Process
+    from kansoku.capture.attach.elf import Library
+    from kansoku.capture.attach.probes import PROBES, cheap_offset, library_of
+
+    found = []
+    for mapping in Process(pid).mappings():
+        name = library_of(os.path.basename(mapping.path))
+        if name is None:
+            continue
+        functions = Library(mapping.path).find([p.symbol for p in PROBES if p.library == name])
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            for function in (f for several in functions.values() for f in several):
+                place = function.offset + cheap_offset(function.code)[0]
+                if mapping.offset <= place < mapping.offset + mapping.end - mapping.start:
+                    memory.seek(mapping.start + place - mapping.offset)
+                    if memory.read(1) == b"\xcc":
+                        found.append(function.name)
+    return found
+
+
+def says_go(folder):
+    """Return what releases the ranks once the observer is there, at its first look."""
+
+    def go(_line):
+        (folder / "go").touch()
+
+    return go
+
+
+@pytest.mark.parametrize("case", ["ddp", "fsdp", "pairs"])
+def test_counts_equal_the_recorder_inside(trainings, case):
+    folder, pids = trainings.start(case, STEPS, case)
+    outcome = attach(pids, out=folder / "run", say=says_go(folder))
+    assert trainings.ended() == [0, 0]
+    assert outcome.reason == "ended"
+    assert outcome.dropped == 0
+    assert [p["exit_code"] for p in outcome.processes] == [0, 0]
+    inside, outside = trainings.inside(case), read_run(folder / "run")
+    for rank in (0, 1):
+        seen = counts(outside.spans, rank)
+        assert seen == counts(inside.spans, rank)
+        assert seen["step", None, None] == (STEPS, 0)
+        forwards = outside.spans.filter((pl.col("rank") == rank) & (pl.col("kind") == "forward"))
+        assert len(forwards) == STEPS
+        assert forwards["duration_ns"].min() > 0
+    facts = outside.facts.ranks[0]
+    assert facts.recorder == "attach"
+    assert facts.torch_version == inside.facts.ranks[0].torch_version
+    assert [g.ranks for g in facts.groups] == [(0, 1)]
+    assert any("MFU" in sentence for sentence in facts.missing)
+
+
+def losses(folder, rank):
+    return json.loads((folder / f"{rank}.json").read_text())["losses"]
+
+
+def test_late_and_gone_again_without_a_trace(trainings):
+    """Attached in the middle, left before the end: whole steps, no probe left, the same losses."""
+    folder, _ = trainings.start("ddp", 400, "undisturbed")
+    (folder / "go").touch()
+    assert trainings.ended() == [0, 0]
+    undisturbed = [losses(folder, rank) for rank in (0, 1)]
+
+    folder, pids = trainings.start("ddp", 0, "late")
+    (folder / "go").touch()
+    within = []
+    outcome = attach(
+        pids,
+        out=folder / "run",
+        duration_s=1.0,
+        say=lambda _: within.append(len(probes_in(pids[0]))),
+    )
+    after = [probes_in(pid) for pid in pids]
+    (folder / "stop").touch()
+    assert trainings.ended() == [0, 0]
+    assert outcome.reason == "duration"
+    assert max(within) > 30
+    assert after == [[], []]
+    for rank in (0, 1):
+        disturbed = losses(folder, rank)
+        common = min(len(disturbed), 400)
+        assert common > 20
+        assert disturbed[:common] == undisturbed[rank][:common]
+    # The same number is the same update on both ranks, though probes reached them one by one.
+    spans = read_run(folder / "run").spans.filter(
+        (pl.col("kind") == "collective") & (pl.col("bytes") > 4) & (pl.col("step") >= 0)
+    )
+    sequences = [
+        dict(spans.filter(pl.col("rank") == rank).select("step", "sequence").iter_rows())
+        for rank in (0, 1)
+    ]
+    both = sequences[0].keys() & sequences[1].keys()
+    assert len(both) > 5
+    assert [sequences[0][step] for step in both] == [sequences[1][step] for step in both]
