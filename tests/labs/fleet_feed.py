@@ -32,8 +32,8 @@ if str(ROOT) not in sys.path:
 from tests.labs.node_tree import MLX5_COUNTERS, import_text, make_node, write  # noqa: E402
 
 SECOND = 10**9
-STEP_S = 15
-ROUNDS = 21  # 5 minutes from the first to the last
+STEP_S = 30
+ROUNDS = 11  # 5 minutes from the first to the last
 NICS = 5
 JOBS = {"c001": ("417", "alice", "llm", "0-7"), "c002": ("418", "bob", "vision", "0-3")}
 RUN = "slurm-417-0-0"
@@ -79,7 +79,7 @@ class Leaf:
 
 
 class Steps:
-    """The ring of one rank, a step of 100 ms each 5 s."""
+    """The ring of one rank, a step of 100 ms each 10 s."""
 
     def __init__(self, folder, start_ns):
         self.path = folder / RUN / "c001-4194313.ring"
@@ -96,7 +96,7 @@ class Steps:
     def run(self):
         for _ in range(3):
             self.step += 1
-            start = SECOND + self.step * 5 * SECOND
+            start = SECOND + self.step * 10 * SECOND
             end = start + SECOND // 10
             codes = ring.KIND_CODES
             outer = self.writer.open(ring.pack_template(codes["step"]), start, self.step, 0)
@@ -147,7 +147,7 @@ class Node:
             write(self.tree, f"{port}/counters/port_rcv_data", f"{words}\n")
         write(
             self.tree, "/proc/stat",
-            f"cpu  {1000 + rounds * 600} 0 {rounds * 300} {rounds * 2100} 0 0 0 0 0 0\ncpu0 1\n"
+            f"cpu  {1000 + rounds * 40 * STEP_S} 0 {rounds * 20 * STEP_S} {rounds * 140 * STEP_S} 0 0 0 0 0 0\ncpu0 1\n"
             "btime 1795960000\nprocesses 4321\nprocs_running 3\nprocs_blocked 1\n",
         )  # fmt: skip
         scaled = rounds * STEP_S

@@ -40,7 +40,7 @@ class Fleet:
 
 def observe(folder: Path, servers: dict[str, MetricServer]) -> Fleet:
     """Feed two windows of five minutes, the fault on another device in each."""
-    end = time.time_ns() // (15 * SECOND) * 15 * SECOND
+    end = time.time_ns() // (30 * SECOND) * 30 * SECOND
     plan = [
         {**fault, "end_ns": end - (len(FAULTS) - 1 - i) * 1500 * SECOND}
         for i, fault in enumerate(FAULTS)

@@ -3,15 +3,21 @@
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import polars as pl
 import pyarrow as pa
 
+from kansoku.catalog.metrics import metrics, prometheus_name
 from kansoku.errors import StoreError
 from kansoku.store import HttpStore, LocalStore, Store, StoreLimits
 
-__all__ = ["default_store", "open_fleet", "open_store"]
+if TYPE_CHECKING:
+    from kansoku.store.fleet import Naming
+    from kansoku.telemetry import MetricInfo
+
+__all__ = ["default_store", "describe_metric", "open_fleet", "open_store"]
 
 
 def default_store() -> Path:
@@ -28,11 +34,14 @@ def open_store(
 ) -> Store:
     """Return the store; close it when done.
 
-    A URL is a running server, asked with ``token`` (default: environment KANSOKU_TOKEN). A folder
-    is opened in this process, or asked over HTTP where a server owns it. Raises StoreError naming
-    the owner where it can be neither.
+    A URL is a running server, asked with ``token`` (default: environment KANSOKU_TOKEN);
+    ``otlp+URL`` a gateway that only takes rows. A folder is opened in this process, or asked over
+    HTTP where a server owns it. Raises StoreError naming the owner where it can be neither.
     """
     token = token or os.environ.get("KANSOKU_TOKEN")
+    if str(folder_or_url or "").startswith(("otlp+http://", "otlp+https://")):
+        headers = {"authorization": f"Bearer {token}"} if token else None
+        return open_fleet({"otlp": str(folder_or_url).removeprefix("otlp+")}, headers=headers)
     if str(folder_or_url or "").startswith(("http://", "https://")):
         return HttpStore(str(folder_or_url), token=token)
     folder = Path(folder_or_url or default_store())
@@ -48,7 +57,7 @@ def open_store(
 def open_fleet(
     stores: Mapping[str, str],
     *,
-    naming: str = "prometheus",
+    naming: str = "collector",
     headers: Mapping[str, str] | None = None,
     token: str | None = None,
 ) -> Store:
@@ -56,7 +65,10 @@ def open_fleet(
 
     ``metrics`` is VictoriaMetrics or Prometheus, ``logs`` VictoriaLogs, ``traces`` VictoriaTraces
     (or ``jaeger+URL`` for a Jaeger API), ``kansoku`` a kansoku server for jobs, ``otlp`` where
-    rows are written. ``headers`` go to every back end but kansoku's, which takes ``token``.
+    rows are written. ``naming`` says how metrics are called there: ``collector`` as OpenTelemetry
+    translates for Prometheus (units and ``_total`` appended, what ``kansoku deploy render`` sets
+    up), ``prometheus`` with underscores alone, ``verbatim`` with dots. ``headers``
+    go to every back end but kansoku's, which takes ``token``.
     """
     from kansoku.store.fleet import (
         BackEnd,
@@ -82,7 +94,7 @@ def open_fleet(
             else LogsqlSpans(reach(traces))
         )
     own, otlp = stores.get("kansoku"), stores.get("otlp")
-    names = Naming(style=naming)
+    names = _collector_naming() if naming == "collector" else Naming(style=naming)
     return FleetStore(
         metrics=PromMetrics(reach(metrics), naming=names) if metrics else None,
         remote_write=RemoteWriter(reach(metrics), naming=names) if metrics else None,
@@ -90,6 +102,31 @@ def open_fleet(
         spans=spans,
         own=HttpStore(own, token=token or os.environ.get("KANSOKU_TOKEN")) if own else None,
         write=_otlp_writer(otlp, headers or {}) if otlp else None,
+    )
+
+
+def describe_metric(name: str) -> "MetricInfo | None":
+    """Return what the catalogue says of a metric, None for one that it does not declare."""
+    from kansoku.telemetry import MetricInfo
+
+    entry = metrics().get(name)
+    if entry is None:
+        return None
+    return MetricInfo(unit=entry.unit, kind=entry.kind.value, description=entry.meaning)
+
+
+def _collector_naming() -> "Naming":
+    """Return names as OpenTelemetry's translation for Prometheus makes them."""
+    from kansoku.store.fleet import Naming
+    from kansoku.store.fleet.names import KNOWN_LABELS
+
+    declared = metrics()
+    attributes = {name for entry in declared.values() for name in entry.attributes}
+    return Naming(
+        labels=(*KNOWN_LABELS, *sorted(attributes - set(KNOWN_LABELS))),
+        suffixes={
+            name: prometheus_name(name).removeprefix(name.replace(".", "_")) for name in declared
+        },
     )
 
 
@@ -103,7 +140,8 @@ def _otlp_writer(url: str, headers: Mapping[str, str]) -> Callable[[Mapping[str,
             frame = pl.from_arrow(rows)
             if isinstance(frame, pl.DataFrame):
                 frames[name] = frame
-        for signal, message in encode(frames, resource={"service.name": "kansoku"}).items():
+        requests = encode(frames, resource={"service.name": "kansoku"}, describe=describe_metric)
+        for signal, message in requests.items():
             try:
                 httpx.post(
                     f"{url.rstrip('/')}/v1/{signal}",

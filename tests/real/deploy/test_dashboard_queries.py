@@ -5,10 +5,12 @@ window, and the panels' answers go with it. LogsQL is only read at wire level: t
 those of our exporter, the server is tests/labs/victoria_logs.py.
 """
 
+import json
 import re
 import subprocess
 from datetime import UTC, datetime
 
+import polars as pl
 import promql_parser
 import pytest
 from tests.labs.observed_fleet import observe, promql
@@ -16,12 +18,13 @@ from tests.labs.victoria import flush, free_port, prometheus, victoria_metrics
 from tests.labs.victoria_logs import logsql
 
 from kansoku.app.deploy import deploy_files
+from kansoku.app.store import open_fleet, open_store
 from kansoku.catalog.cluster import load_cluster
 from kansoku.deploy.dashboards import dashboards
 
 pytestmark = pytest.mark.real
 VARIABLES = {
-    "$__rate_interval": "1m", "$__range": "5m", "$__interval": "15s", "$node": ".*", "$gpu": ".*",
+    "$__rate_interval": "2m", "$__range": "5m", "$__interval": "30s", "$node": ".*", "$gpu": ".*",
     "$job": "417", "$interface": ".*", "$filesystem": ".*", "$scope": ".*", "$switch": ".*",
     "$run": "slurm-.*", "$domain": ".*",
 }  # fmt: skip
@@ -193,7 +196,7 @@ def planted(fault):
         ("kansoku-storage", "Lustre targets connected", 0, {"kansoku_target": f"scratch-OST{fault['ost']:04x}"}, 1),
         ("kansoku-storage", "Lustre: mean time of an operation", 0, {"host_name": node, "kansoku_operation": "open"}, 2e-3),
         ("kansoku-node", "Tasks that waited (PSI)", 2, {"host_name": node, "kansoku_pressure": "full"}, 0.5),
-        ("kansoku-node", "CPU time", 0, {"cpu_mode": "user"}, 2 * 600 / 100 / 15),
+        ("kansoku-node", "CPU time", 0, {"cpu_mode": "user"}, 2 * 0.4),
         ("kansoku-slurm", "GPUs held by account", 0, {"slurm_account": "vision"}, 4),
         ("kansoku-slurm", "Which nodes are not in service", 0, {"slurm_node_name": node, "slurm_state": "drain"}, 1),
         ("kansoku-fabric", "Lost", 0, {}, fault["drop"]),
@@ -313,3 +316,27 @@ def test_traces_are_searched_by_the_service_and_tag_that_spans_have(fleet):
     found = [tags for service, tags in fleet.gateway.spans if service == target["service"]]
     assert found
     assert {tags[key] for tags in found} == {value}
+
+
+def test_our_own_store_asks_for_the_same_names(fleet):
+    """What the collector's translation made is what analyses of a fleet read."""
+    after = fleet.windows["after"]
+    with open_fleet({"metrics": fleet.servers["victoria-metrics"].url}) as store:
+        who = {"host.name": after["node"], "hw.name": f"gpu{after['gpu']}"}
+        (row,) = store.latest("hw.power", who, at_ns=after["end_ns"]).to_dicts()
+        assert row["value"] == 90
+        assert json.loads(row["labels"])["hw.type"] == "gpu"
+        held = store.latest("kansoku.slurm.job.gpu", {"slurm.job.id": "418"}, at_ns=after["end_ns"])
+        assert len(held) == 4
+        assert "slurm.partition" in json.loads(held["labels"][0])
+
+
+def test_a_gateway_is_a_store_to_write_to(fleet):
+    """The fabric controller's --store otlp+URL: rows become series of the translated name."""
+    rows = {"metric": ["kansoku.fabric.rtt"], "labels": ['{"kansoku.scope":"service"}'],
+            "time_ns": [1_700_000_000 * 10**9], "value": [5e-5]}  # fmt: skip
+    before = set(fleet.gateway.series)
+    with open_store(f"otlp+{fleet.gateway.url}") as store:
+        store.append("metrics", pl.DataFrame(rows))
+    (new,) = set(fleet.gateway.series) - before
+    assert dict(new)["__name__"] == "kansoku_fabric_rtt_seconds"
