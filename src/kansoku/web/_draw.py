@@ -18,6 +18,7 @@ from kansoku.view import Series
 from kansoku.view.html import series_item
 from kansoku.web._language import translate
 from kansoku.web._settings import Settings, security_headers
+from kansoku.web._static import static_version
 
 __all__ = ["Drawer", "in_language"]
 
@@ -108,6 +109,7 @@ class Drawer:
             "language": language,
             "principal": principal,
             "version": __version__,
+            "static": f"/static/{static_version()}",
             "menu": [p for p in self._menu if sees_all or not p.operators_only],
             "path": path,
             "t": lambda text, *values: _translated(text, values, language),
@@ -134,7 +136,11 @@ class Drawer:
         }
         suffix = f"?{urlencode(query)}" if query else ""
         figures = [block for block in screen.blocks if isinstance(block, Series)]
-        curves = {id(block): _script_json(series_item(block)) for block in figures}
+        language = settings.language
+        curves = {
+            id(block): _script_json(series_item(block, say=lambda t: translate(t, language)))
+            for block in figures
+        }
         template = self._environment.get_template(screen.template)
         text = template.render(
             **self._common(settings, principal, page.path),
@@ -173,6 +179,9 @@ def in_language(columns: Columns, language: str) -> Columns:
     for key in ("title", "unit", "row_title", "column_title"):
         if isinstance(header.get(key), str):
             header[key] = translate(str(header[key]), language)
+    kinds = header.get("kinds")
+    if isinstance(kinds, list):
+        header["kind_titles"] = [translate(kind.replace("_", " "), language) for kind in kinds]
     summary = header.get("summary")
     if isinstance(summary, list):
         header["summary"] = [translate(str(text), language) for text in summary]

@@ -2,8 +2,9 @@
 
 ``texts/ja/*.toml`` hold ``"English" = "日本語"`` lines; every file of the folder is read. A text
 with figures in it ("12 of 100 nodes idle") is found by its pattern ("{} of {} nodes idle") and its
-parts are put in order into the Japanese one (``{0}`` and so on change the order); ``{#}`` stands for
-a number only, for texts so short that they would match others. What has no entry stays English.
+parts are put in order into the Japanese one (``{0}`` and so on change the order). ``{#}`` stands
+for a number only, for texts so short that they would match others. What has no entry stays
+English.
 """
 
 import re

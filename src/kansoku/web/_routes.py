@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -13,7 +12,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
 
 from kansoku.app.serve.access import Access, Principal
 from kansoku.app.serve.session import COOKIE
@@ -27,10 +25,10 @@ from kansoku.errors import BusyError, InputError, KansokuError, StoreError
 from kansoku.store import LocalStore
 from kansoku.web._draw import Drawer, in_language
 from kansoku.web._settings import Settings, security_headers
+from kansoku.web._static import BokehFiles, static_answer
 
 __all__ = ["routes"]
 
-_STATIC = Path(__file__).parent / "static"
 _TICK_S = 1.0
 _YEAR_S = 365 * 86400
 
@@ -87,8 +85,9 @@ def routes(
         Route("/sign-in", _bind(_sign_in, site), methods=["GET", "POST"]),
         Route("/sign-out", _sign_out, methods=["POST"]),
         Route("/live", _bind(_live, site), methods=["GET"]),
-        Mount("/static/bokeh", _BokehFiles()),
-        Mount("/static", _Files(directory=_STATIC)),
+        Mount("/static/bokeh", BokehFiles()),
+        Route("/static/{version}/{name}", static_answer, methods=["GET"]),
+        Route("/static/{name}", static_answer, methods=["GET"]),
     ]
     for page in pages:
         # Columns before pages: a page's last parameter may take a whole path.
@@ -113,30 +112,6 @@ def _bind(handler: Callable[[_Site, Request], Any], site: _Site) -> Callable[[Re
         return answer
 
     return handle
-
-
-class _Files(StaticFiles):
-    """Our own scripts and styles: checked on each use, so that a new version shows at once."""
-
-    def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        response = super().file_response(*args, **kwargs)
-        response.headers["cache-control"] = "no-cache"
-        response.headers["x-content-type-options"] = "nosniff"
-        return response
-
-
-class _BokehFiles:
-    """BokehJS as the installed package has it; found when first asked for."""
-
-    def __init__(self) -> None:
-        self._app: StaticFiles | None = None
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if self._app is None:
-            import bokeh
-
-            self._app = _Files(directory=Path(bokeh.__file__).parent / "server" / "static" / "js")
-        await self._app(scope, receive, send)
 
 
 # Pages

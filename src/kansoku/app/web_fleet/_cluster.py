@@ -87,10 +87,11 @@ def _cluster(reading: Reading, values: Mapping[str, str]) -> Screen:
     incidents = open_incidents(reading)
     blocks += _incidents(incidents)
     if fleet.nodes:
+        silent = fleet.silent()
         blocks.append(
             Grid(
                 title="Nodes",
-                cells=[_node_cell(node, fleet) for node in fleet.nodes],
+                cells=[_node_cell(node, silent) for node in fleet.nodes],
                 note="Green: holds a job. Grey: idle. Yellow: not heard for five minutes. "
                 "Red: out of service or with an open incident.",
             )
@@ -165,16 +166,16 @@ def _cards(fleet: Fleet) -> Cards:
     )
 
 
-def _tone(node: NodeNow, fleet: Fleet) -> Tone:
+def _tone(node: NodeNow, silent: frozenset[str]) -> Tone:
     if node.incidents or not node.usable:
         return Tone.BAD
-    if node in fleet.silent():
+    if node.name in silent:
         return Tone.NOTICE
     return Tone.GOOD if node.jobs else Tone.MUTED
 
 
-def _node_cell(node: NodeNow, fleet: Fleet) -> GridCell:
-    tone = _tone(node, fleet)
+def _node_cell(node: NodeNow, silent: frozenset[str]) -> GridCell:
+    tone = _tone(node, silent)
     states = {Tone.BAD: "out of service", Tone.NOTICE: "not heard", Tone.MUTED: "idle"}
     parts = []
     if node.incidents:

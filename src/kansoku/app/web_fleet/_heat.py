@@ -184,6 +184,10 @@ def _joined(
 ) -> tuple[Rows, Cells]:
     """Return old columns up to ``begin`` and fresh ones from there, rows of both."""
     width = int((span.until_ns - span.since_ns) // step)
+    skip = int((span.since_ns - old.span.since_ns) // step)
+    kept = int((begin - span.since_ns) // step)
+    if old.rows == fresh[0]:
+        return old.rows, np.hstack([old.values[:, skip : skip + kept], fresh[1]])
     rows = tuple(
         sorted(set(old.rows) | set(fresh[0]), key=lambda k: (natural(k[0]), natural(k[1])))
     )
@@ -191,8 +195,6 @@ def _joined(
     rows = tuple(key for key in rows if key[1] or key[0] not in seen)
     place = {key: number for number, key in enumerate(rows)}
     values = np.full((len(rows), width), np.nan, dtype=np.float32)
-    skip = int((span.since_ns - old.span.since_ns) // step)
-    kept = int((begin - span.since_ns) // step)
     for source, part, at in (
         (old.rows, old.values[:, skip : skip + kept], 0),
         (*fresh, kept),

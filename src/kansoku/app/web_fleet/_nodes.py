@@ -60,12 +60,14 @@ class Fleet:
     running: int
     pending: int
 
-    def silent(self) -> tuple[NodeNow, ...]:
+    def silent(self) -> frozenset[str]:
         """Nodes that were heard once (or belong to the cluster) and are not heard now."""
         newest = max((n.heard_ns for n in self.nodes if n.heard_ns is not None), default=None)
         if newest is None:
-            return ()
-        return tuple(n for n in self.nodes if n.heard_ns is None or newest - n.heard_ns > STALE_NS)
+            return frozenset()
+        return frozenset(
+            n.name for n in self.nodes if n.heard_ns is None or newest - n.heard_ns > STALE_NS
+        )
 
 
 def open_incidents(reading: Reading) -> pl.DataFrame:
