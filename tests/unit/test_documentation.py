@@ -18,7 +18,7 @@ SYNONYMS = {
     r"\bweight update phase\b": "optimizer",
     r"\bcomms group\b": "process group",
 }
-LEFTOVERS = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b|NotImplemented" + r"Error")
+LEFTOVERS = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b|\bNotImplemented" + r"Error")
 
 
 def sources():

@@ -19,37 +19,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 __all__ = [
-    "CLOSED",
-    "DEFAULT_RING_BYTES",
-    "FLAG_ASYNC",
-    "FLAG_EVALUATES",
-    "FLAG_FAILED",
-    "FLAG_INCOMPLETE",
-    "FLAG_LATE",
-    "FLAG_NO_TIMES",
-    "FLAG_RECOMPUTE",
-    "HEADER_BYTES",
-    "KINDS",
-    "KIND_CODES",
-    "LANE_SHIFT",
-    "MAGIC",
-    "MAX_LANES",
-    "OFF",
-    "OPEN",
-    "RECORDING",
-    "RECORD_BYTES",
-    "RECORD_FIELDS",
-    "VERSION",
-    "Header",
-    "Lane",
-    "RingError",
-    "RingWriter",
-    "format_ring",
-    "pack_template",
-    "read_facts",
-    "read_header",
-    "read_strings",
-]
+    "CLOSED", "DEFAULT_RING_BYTES", "FLAG_ASYNC", "FLAG_EVALUATES", "FLAG_FAILED",
+    "FLAG_INCOMPLETE", "FLAG_LATE", "FLAG_NO_TIMES", "FLAG_RECOMPUTE", "HEADER_BYTES", "KINDS",
+    "KIND_CODES", "LANE_SHIFT", "MAGIC", "MAX_LANES", "OFF", "OPEN", "RECORDING", "RECORD_BYTES",
+    "RECORD_FIELDS", "VERSION", "Header", "Lane", "RingError", "RingWriter", "format_ring",
+    "pack_template", "read_facts", "read_header", "read_strings",
+]  # fmt: skip
 
 MAGIC = b"KANSOKU\n"
 VERSION = 1
