@@ -155,7 +155,9 @@ def linked(block: Table, run: str) -> Table:
 def run_blocks(answer: Report, colour: str) -> list[ScreenBlock]:
     """Return the page of a run's report; canvases fetch their own columns ``matrix``."""
     run = answer.run.facts.run
-    figures = rates(answer)
+    figures, window = rates(answer), answer.throughput.window
+    if window is not None:
+        figures = figures.filter(pl.col("step").is_between(window.from_step, window.to_step))
     blocks: list[ScreenBlock] = [cards(answer)]
     drawn = False
     timelines = _timelines(answer)
@@ -237,9 +239,10 @@ def matrix_of(run: LoadedRun, colour: str) -> Columns:
     found = matrix(run, colour)
     address = run_address(run.facts.run)
     known = found.values[np.isfinite(found.values)]
-    # A few wild steps (compilation, the first allocation) must not wash the colours out.
-    high = float(np.percentile(known, 99.5)) if known.size else None
     means = np.nanmean(found.values, axis=1) if known.size else np.array([])
+    # A few wild steps (compilation, the first allocation) must not wash the colours out, but one
+    # slow rank of a thousand must stand out.
+    high = float(max(np.percentile(known, 99.5), means.max())) if known.size else None
     middle = float(np.median(means)) if len(means) else 0.0
     order = np.argsort(-means, kind="stable")[:12]
     table = Table(
@@ -271,7 +274,7 @@ def matrix_of(run: LoadedRun, colour: str) -> Columns:
         row_title="rank",
         column_title="step",
     )
-    return heatmap_columns(
+    columns = heatmap_columns(
         block,
         links={
             "row": f"{address}/ranks/{{row}}",
@@ -285,6 +288,7 @@ def matrix_of(run: LoadedRun, colour: str) -> Columns:
             )
         ],
     )
+    return replace(columns, header={**columns.header, "pool": True})
 
 
 def answer_of(answer: Report) -> dict[str, object]:

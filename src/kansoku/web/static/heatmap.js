@@ -49,6 +49,35 @@ export function heatmap(box, columns, title) {
     context.putImageData(pixels, 0, 0);
   }
   paintImage();
+  // More rows than pixels: drawing picks some and drops the others, and with them the one rank that
+  // matters. Where the columns ask for it (h.pool) rows are joined by their maximum instead.
+  let pooled = { by: 1, image: null, of: null };
+  function imageFor(tall) {
+    const pixels = Math.max(body * (window.devicePixelRatio || 1), 1);
+    const by = h.pool ? 2 ** Math.ceil(Math.log2(Math.max(tall / pixels, 1))) : 1;
+    if (by <= 1) return [image, 1];
+    if (pooled.by !== by || pooled.of !== image) {
+      const cells = arrays[shown] ?? arrays.high, made = document.createElement("canvas");
+      made.width = Math.max(cols, 1);
+      made.height = Math.max(Math.ceil(rows / by), 1);
+      const context = made.getContext("2d"), pixel = context.createImageData(made.width, made.height);
+      const words = new Uint32Array(pixel.data.buffer), scale = 255 / (h.high - h.low);
+      for (let r = 0; r < made.height; r++) {
+        for (let c = 0; c < cols; c++) {
+          let most = NaN;
+          for (let n = r * by; n < Math.min((r + 1) * by, rows); n++) {
+            const value = cells[n * cols + c];
+            if (!(most >= value) && value === value) most = value;
+          }
+          const at = (most - h.low) * scale;
+          words[r * cols + c] = at !== at ? 0 : table[at <= 0 ? 0 : at >= 255 ? 255 : at | 0];
+        }
+      }
+      context.putImageData(pixel, 0, 0);
+      pooled = { by, image: made, of: image };
+    }
+    return [pooled.image, by];
+  }
   const whole = () => ({ r0: 0, r1: Math.max(rows, 1), c0: 0, c1: Math.max(cols, 1) });
   view = whole();
 
@@ -210,7 +239,8 @@ export function heatmap(box, columns, title) {
     if (rows && cols) {
       const tall = (view.r1 - view.r0), wide = (view.c1 - view.c0);
       context.imageSmoothingEnabled = false;
-      context.drawImage(image, view.c0, view.r0, wide, tall, left, 0, room, body);
+      const [source, by] = imageFor(tall);
+      context.drawImage(source, view.c0, view.r0 / by, wide, tall / by, left, 0, room, body);
     }
     context.save();
     context.beginPath();
