@@ -354,6 +354,7 @@ def slurmd_died(s):
     s.slurmctld(at + 180, f"error: Nodes {host} not responding")
     s.slurmctld(at + 300, f"error: Nodes {host} not responding, setting DOWN")
     s.slurmctld(at + 300.2, f"Killing JobId={s.job} on failed node {host}")
+    s.sinfo(host, "down*", "Not responding")
     return stopped(
         s,
         at + 301,
@@ -366,6 +367,7 @@ def slurmd_died(s):
 
 def higher_priority_workload(s):
     """Kubernetes with Kueue in place of Slurm."""
+    s.slurm = False
     s.decoy("edac_ce")
     s.decoy("nfs_ok")
     s.startup()
@@ -410,6 +412,7 @@ def prolog_times_out(s):
         f"srun: error: Task launch for StepId={s.job}.0 failed on node {host}: Job prolog failed\nsrun: error: Application launch failed: Job prolog failed\nsrun: Job step aborted",
     )
     s.end = 100
+    s.sinfo(host, "drain", "Prolog error")
     return s.finish(
         "scheduler", ("prolog",), host, "stop", ("application", "network", "gpu_hardware")
     )
@@ -491,6 +494,7 @@ def panic_seen_by_peers(s):
     first = s.hosts.index(host) * s.gpus
     s.close(at + 25, but=range(first, first + s.gpus))
     s.sacct("NODE_FAIL", "1:0", at + 302)
+    s.sinfo(host, "down*", "Not responding")
     return s.finish(
         "host",
         ("panic", "machine check", "mce", "kernel", "cpu"),
@@ -516,6 +520,7 @@ def lost_power(s):
     first = s.hosts.index(host) * s.gpus
     s.close(at + 26, but=range(first, first + s.gpus))
     s.slurmctld(at + 300, f"error: Nodes {host} not responding, setting DOWN")
+    s.sinfo(host, "down*", "Not responding")
     return s.finish(
         "host", ("power", "psu", "supply"), host, "stop", ("network", "application", "framework")
     )

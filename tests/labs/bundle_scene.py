@@ -33,7 +33,8 @@ class Case:
     domain: str
     """One of the seven domains, "none" for a healthy job, "unknown" where nothing decides."""
     component_words: tuple[str, ...]
-    """Any one of these (lower case) should occur in the component or its description."""
+    """Any one of these (lower case) should occur in the component or its description; empty
+    where there is none."""
     subject: str | None
     """Host name (or "rank N") of the origin; None where no single one is to blame."""
     kind: str
@@ -97,6 +98,7 @@ class Scene:
         self.user = rng.choice(("ytanaka", "mlops", "u10233", "kschmidt", "research1"))
         self.job_name = rng.choice(("pretrain-13b", "llm70b", "moe-8x22", "vit-g", "sft_ja"))
         self.end = 3600.0
+        self.slurm = True
         self.lines: dict[str, list[tuple[float, str]]] = {}
         self.decoys: list[str] = []
         self.pids = {r: rng.randint(9_000, 900_000) for r in range(self.world)}
@@ -281,13 +283,14 @@ class Scene:
             f"JobID|JobName|User|Partition|State|ExitCode|Start|End|NNodes|NodeList\n{row}\n{step}",
         )
 
-    def sinfo(self, **states):
+    def sinfo(self, host, state, reason):
         rows = [
-            f"{h:16s} gpu*  {states.get(h.replace('-', '_'), 'mixed' if h in self.hosts else 'idle'):8s} {'none'}"
+            f"{h:16s} gpu*      {state if h == host else 'mixed' if h in self.hosts else 'idle':10s} "
+            f"{reason if h == host else 'none'}"
             for h in self.hosts + self.strangers
         ]
         self.file(
-            "slurm/sinfo-N.txt", "NODELIST         PARTITION STATE REASON\n" + "\n".join(rows)
+            "slurm/sinfo-N.txt", "\n".join(("NODELIST         PARTITION STATE      REASON", *rows))
         )
 
     # cascades
@@ -548,27 +551,26 @@ class Scene:
         for host in self.hosts:
             for _ in range(self.rng.randint(4, 10)):
                 unit, text = self.rng.choice(NOISE)
-                self.kernel(
-                    host,
-                    self.rng.uniform(-4000, self.end),
-                    text.format(n=self.rng.randrange(2000, 90000)),
-                    unit,
-                )
-            self.put(
-                f"nodes/{host}/uptime-s.txt",
-                0,
-                f"{self.boot[host].astimezone(self.zone):%Y-%m-%d %H:%M:%S}",
-            )
+                line = text.format(n=self.rng.randrange(2000, 90000))
+                self.kernel(host, self.rng.uniform(-4000, self.end), line, unit)
+        for host in self.hosts + self.strangers:
+            if any(path.startswith(f"nodes/{host}/") for path in self.lines):
+                boot = self.boot[host].astimezone(self.zone)
+                self.put(f"nodes/{host}/uptime-s.txt", 0, f"{boot:%Y-%m-%d %H:%M:%S}")
+        if not self.slurm:
+            return
         if "slurm/sacct.txt" not in self.lines and self.rng.random() < 0.7:
             self.sacct("FAILED")
         for _ in range(6):
+            number = self.job + self.rng.randrange(1, 90)
             self.slurmctld(
                 self.rng.uniform(-900, self.end),
-                f"sched/backfill: _start_job: Started JobId={self.job + self.rng.randrange(1, 90)} in gpu on {self.strangers[0]}",
+                f"sched/backfill: _start_job: Started JobId={number} in gpu on {self.strangers[0]}",
             )
         self.slurmctld(
             -1,
-            f"sched: Allocate JobId={self.job} NodeList={','.join(self.hosts)} #CPUs={self.node_count * 112} Partition=gpu",
+            f"sched: Allocate JobId={self.job} NodeList={','.join(self.hosts)} "
+            f"#CPUs={self.node_count * 112} Partition=gpu",
         )
 
     def finish(self, domain, words, subject, kind, forbidden=()):

@@ -8,7 +8,7 @@ clocks, zones, formats, ranks and times differ from seed to seed.
 
 from pathlib import Path
 
-from tests.labs import bundle_fabric, bundle_gpu, bundle_platform
+from tests.labs import bundle_fabric, bundle_gpu, bundle_platform, bundle_software
 from tests.labs.bundle_scene import DOMAINS, Case, Scene
 
 __all__ = ["DOMAINS", "Case", "write_bundles"]
@@ -16,5 +16,10 @@ __all__ = ["DOMAINS", "Case", "write_bundles"]
 
 def write_bundles(folder: Path, seed: int) -> list[Case]:
     """Write every bundle into a folder of its own below `folder`; return the cases."""
-    makers = (*bundle_gpu.CASES, *bundle_fabric.CASES, *bundle_platform.CASES)
+    makers = (
+        *bundle_gpu.CASES,
+        *bundle_fabric.CASES,
+        *bundle_platform.CASES,
+        *bundle_software.CASES,
+    )
     return [maker(Scene(maker.__name__, folder, seed)) for maker in makers]
