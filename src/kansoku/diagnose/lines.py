@@ -134,6 +134,8 @@ class LineReader:
                 continue
             if facts.kind == "other" and found.rule.startswith("concept."):
                 continue  # inventories name every part; words alone say nothing there
+            if found.rule == "node-lost":
+                node, found = found.target or node, replace(found, target=None)
             kind = "kernel" if _KERNEL_LINE.search(line[:200]) else facts.kind
             key = (found.rule, found.component, node, rank, found.device, found.target, kind)
             before = self._seen.get(key)

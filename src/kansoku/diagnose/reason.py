@@ -24,6 +24,7 @@ from kansoku.model import Domain, Evidence, Hypothesis, Incident, Subject, Verdi
 __all__ = ["Context", "Progress", "diagnose"]
 
 _MANY_RANKS = 4
+_TOLD_OF_LOSS = {"sch-nodefail-step", "sch-state-node-fail", "sch-cancel", "sch-requeue"}
 _OWN_LIMITS = {"host memory limit", "kubernetes memory limit"}
 
 
@@ -144,9 +145,14 @@ def _by_scope(seen: Sequence[Observation]) -> list[Observation]:
         for node in nodes:
             targets[node].add(target)
     limited = {o.node for o in seen if o.component in _OWN_LIMITS and o.role == "root"}
+    lost = {o.node for o in seen if o.rule in {"node-lost", "silence.node"}}
     changed = []
     for one in seen:
         new = one
+        if lost and one.rule in _TOLD_OF_LOSS:
+            new = replace(one, role="cascade")
+            changed.append(new)
+            continue
         if one.rule == "host-oom-killer" and one.node in limited:
             # The kernel tells the limit that was hit in another line of the same kill.
             new = replace(one, domain=Domain.APPLICATION, component="host memory limit")

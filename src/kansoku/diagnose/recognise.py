@@ -43,6 +43,18 @@ _FRAME = re.compile(
     r'^(?:[^"]{0,60}[\s\]:|])?File "[^"]+", line \d+|^\s*(?:\[\w+\]:)?\s*[\^~]+\s*$|^\s*#\d+ 0x|'
     r"^\s*frame #\d+:"
 )
+# A scheduler that loses a node names it: the node is what failed, the scheduler only tells.
+_NODE_NAME = r"([A-Za-z][\w.-]*\d[\w.,\[\]-]*)"
+_LOST_NODE = re.compile(
+    rf"\bnode (?:failure|fail|crash|loss) (?:on|of)(?: node)? {_NODE_NAME}"
+    rf"|\bfailure of node {_NODE_NAME}"
+    rf"|\bnodes?[ :=]+{_NODE_NAME}(?: (?:is|has|was|not|went|became|marked|now))*"
+    r"[ :,]+(?:not responding|responding|unresponsive|down\b|lost\b|unreachable|failed|dead"
+    r"|NotReady)"
+    rf"|\b(?:lost|losing) (?:contact|connection|communication) (?:with|to) (?:node|host)"
+    rf" {_NODE_NAME}",
+    re.IGNORECASE,
+)
 _CGROUP_OOM = re.compile(r"memory cgroup|CONSTRAINT_MEMCG|oom_memcg|task_memcg", re.IGNORECASE)
 _PROGRESS = re.compile(
     r"\b(?:global[_ ]?step|step|iteration|iter)\b\s*[:=#\[]?\s*(\d{1,9})", re.IGNORECASE
@@ -160,6 +172,23 @@ def _completion_status(text: str) -> Recognised | None:
     return None if code is None or code.code == 0 else _by_code(code, text)
 
 
+def _lost_node(text: str) -> Recognised | None:
+    match = _LOST_NODE.search(text)
+    if match is None or re.search(r"\b(?:responding again|now responding|back)\b", text):
+        return None
+    name = next(group for group in match.groups() if group)
+    return Recognised(
+        rule="node-lost",
+        domain=Domain.HOST,
+        component="node lost",
+        role="either",
+        strength=0.75,
+        meaning="the scheduler lost this node",
+        action="look at its console, power, network and daemon",
+        target=name.rstrip(".,:") if "[" not in name else None,
+    )
+
+
 def _by_signature(text: str, rules: Sequence[Signature]) -> Signature | None:
     found = [rule for rule in rules if rule.pattern.search(text)]
     if not found:
@@ -208,6 +237,9 @@ def recognise(text: str, *, extra: Sequence[Signature] = ()) -> Recognised | Non
     coded = _code(text)
     if coded is not None:
         return coded
+    lost = _lost_node(text)
+    if lost is not None:
+        return lost
     rule = _by_signature(text, extra) or _by_signature(text, signatures())
     if rule is not None and rule.role == "noise":
         return None

@@ -3,6 +3,7 @@
 import os
 import shlex
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -142,6 +143,125 @@ class SlurmControl:
                 )  # fmt: skip
             else:
                 self._run("scontrol", "delete", f"reservationname={self.reservation}")
+        facts = self._settled(node)
+        if "DRAIN" in facts.states or "DOWN" in facts.states:
+            self._run("scontrol", "update", f"nodename={node}", "state=resume")
+
+    def _settled(self, node: str) -> NodeFacts:
+        """Return the node once the controller knows its state.
+
+        For some seconds after a controller came back its nodes are UNKNOWN, and it refuses to
+        change them.
+        """
+        end = time.monotonic() + self.timeout_s
+        while True:
+            facts = next((facts for facts in self.nodes() if facts.name == node), None)
+            if facts is None:
+                raise PlatformError(f"Slurm has no node {node}")
+            if "UNKNOWN" not in facts.states:
+                return facts
+            if time.monotonic() > end:
+                raise PlatformError(f"{node} has not registered with the controller")
+            time.sleep(1.0)
+
+    def requeue(self, job: str, exclude: str) -> None:
+        """Requeue a job so that it starts again without a node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmControl:
+    """A live Slurm.
+
+    ``reserved`` are nodes kept free: drained with the reason ``reserved``, or in the Slurm
+    reservation ``reservation``. ``check`` is the command that validates a node; ``{node}`` in it is
+    replaced by its name.
+    """
+
+    reserved: frozenset[str]
+    check: str
+    reservation: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 60.0
+
+    def _run(self, *words: str) -> str:
+        try:
+            answer = subprocess.run(
+                words,
+                capture_output=True,
+                text=True,
+                timeout=self.timeout_s,
+                check=False,
+                env={**os.environ, **self.environment},
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise PlatformError(
+                f"{words[0]}: {error}", remedy="run where Slurm's commands are"
+            ) from None
+        if answer.returncode != 0:
+            raise PlatformError(f"{' '.join(words)}: {(answer.stderr or answer.stdout).strip()}")
+        return answer.stdout
+
+    def nodes(self) -> list[NodeFacts]:
+        """Return every node with its states and reason."""
+        found = []
+        for line in self._run("scontrol", "show", "node", "-o").splitlines():
+            row = _words(line)
+            if "NodeName" not in row:
+                continue
+            states = row.get("State", "").upper().replace("*", "+NOT_RESPONDING").split("+")
+            name = row["NodeName"]
+            found.append(
+                NodeFacts(
+                    name=name,
+                    states=tuple(s for s in states if s),
+                    reserved=name in self.reserved,
+                    drained_by_us="DRAIN" in states
+                    and line.partition("Reason=")[2].startswith(REASON_PREFIX),
+                )
+            )
+        return found
+
+    def job(self, job: str) -> JobFacts | None:
+        """Return the job from the controller."""
+        try:
+            text = self._run("scontrol", "show", "job", job, "-o")
+        except PlatformError as error:
+            if "Invalid job id" in str(error):
+                return None
+            raise
+        row = _words(text)
+        return JobFacts(
+            state=row.get("JobState", "UNKNOWN"),
+            partition=row.get("Partition", ""),
+            restarts=int(row.get("Restarts", "0")),
+            excluded=row.get("ExcNodeList", ""),
+        )
+
+    def drain(self, node: str, reason: str) -> None:
+        """Drain with our reason, so that we know our own drains again."""
+        text = f"{REASON_PREFIX}{reason}"[:250]
+        self._run("scontrol", "update", f"nodename={node}", "state=drain", f"reason={text}")
+
+    def validate(self, node: str) -> str | None:
+        """Run the check command; its output is the reason when it fails."""
+        words = [word.replace("{node}", node) for word in shlex.split(self.check)]
+        try:
+            self._run(*words)
+        except PlatformError as error:
+            return str(error)
+        return None
+
+    def admit(self, node: str) -> None:
+        """Resume a node that is drained as reserved; take it out of its reservation."""
+        if self.reservation:
+            kept = sorted(self.reserved - {node})
+            if kept:
+                self._run(
+                    "scontrol", "update", f"reservationname={self.reservation}",
+                    f"nodes={','.join(kept)}",
+                )  # fmt: skip
+            else:
+                self._run("scontrol", "delete", f"reservationname={self.reservation}")
         facts = next((facts for facts in self.nodes() if facts.name == node), None)
         if facts is None:
             raise PlatformError(f"Slurm has no node {node}")
@@ -165,6 +285,8 @@ class SlurmControl:
         self._run(
             "scontrol", "update", f"jobid={job}", f"excnodelist={','.join([*others, exclude])}"
         )
+        # Slurm lets a requeued job wait two minutes; its replacement node is ready now.
+        self._run("scontrol", "update", f"jobid={job}", "starttime=now")
         self._run("scontrol", "release", job)
 
 
