@@ -1,0 +1,125 @@
+"""The reader process on real files and on the loopback interface; rows and their sums."""
+
+import socket
+import time
+
+import numpy as np
+import polars as pl
+import pytest
+
+from kansoku.burst.edge.ports import Port
+from kansoku.burst.edge.sampler import Readings, Sampler, _parse
+from kansoku.burst.policy import BurstPolicy
+from kansoku.burst.summary import summarise
+from kansoku.errors import ConfigurationError, PlatformError
+from kansoku.model import table_schema
+
+
+@pytest.fixture
+def rdma(tmp_path):
+    """Counter files as a driver shows them; both sides start with 4 kB."""
+    files = {side: tmp_path / side for side in ("receive", "transmit")}
+    for file in files.values():
+        file.write_text("1000\n")
+    cnp = tmp_path / "np_cnp_sent"
+    cnp.write_text("5\n")
+    return Port(
+        name="mlx5_0", line_rate_bits_per_s=8e9, rate_source="given", files=files,
+        beside={"np_cnp_sent": cnp},
+    )  # fmt: skip
+
+
+def wait(check, timeout_s=20):
+    deadline = time.monotonic() + timeout_s
+    while not check():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_text_counters_are_read_as_the_kernel_writes_them():
+    texts = ["0\n", "7\n9", "18446744073709\n", "12345678901234567\nold", "junk\n", "no newline"]
+    rows = np.zeros((len(texts), 24), dtype=np.uint8)
+    for row, text in zip(rows, texts, strict=True):
+        row[: len(text)] = np.frombuffer(text.encode(), dtype=np.uint8)
+    assert _parse(rows)[:4].tolist() == [0, 7, 18446744073709, 12345678901234567]
+    assert _parse(rows)[5] == 0
+
+
+def test_files_and_their_words_of_four_bytes(rdma):
+    readings = Readings([rdma], interval_ns=1_000_000, real_time=False)
+    try:
+        wait(lambda: readings.written > 5)
+        rdma.files["transmit"].write_text("2000\n")
+        rdma.beside["np_cnp_sent"].write_text("8\n")
+        seen = readings.written
+        wait(lambda: readings.written > seen + 5)
+        before, after, counters, beside = readings.columns(readings.take())
+    finally:
+        readings.close()
+    assert (np.diff(before) > 0).all()
+    assert (after >= before).all()
+    assert counters["mlx5_0", "receive"].tolist() == [4000] * len(before)
+    assert counters["mlx5_0", "transmit"][[0, -1]].tolist() == [4000, 8000]
+    assert beside["mlx5_0", "np_cnp_sent"][[0, -1]].tolist() == [5, 8]
+
+
+def test_the_loopback_counts_what_is_sent_over_it():
+    """RTM_GETSTATS against a known amount: 100 datagrams of 1000 bytes and their headers."""
+    port = Port(
+        name="lo", line_rate_bits_per_s=1e9, rate_source="given",
+        index=socket.if_nametoindex("lo"),
+    )  # fmt: skip
+    readings = Readings([port], interval_ns=1_000_000, real_time=False)
+    try:
+        wait(lambda: readings.written > 2)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            for _ in range(100):
+                sock.sendto(bytes(1000), ("127.0.0.1", 9))
+        seen = readings.written
+        wait(lambda: readings.written > seen + 2)
+        _, _, counters, _ = readings.columns(readings.take())
+    finally:
+        readings.close()
+    grown = {side: int(counters["lo", side][-1] - counters["lo", side][0])
+             for side in ("receive", "transmit")}  # fmt: skip
+    assert grown["receive"] == grown["transmit"] >= 100 * 1028  # others use the loopback too
+
+
+def test_windows_bursts_and_sums(rdma):
+    """8 Gb/s is 1 MB a millisecond: 40 MB written in between is a burst whatever the timing."""
+    with Sampler([rdma], node="n", policy=BurstPolicy(window_s=60), real_time=False) as sampler:
+        sampler.wait_reading()
+        assert sampler.read() == {}
+        rdma.files["transmit"].write_text(f"{1000 + 10_000_000}\n")
+        wait(lambda: sampler.poll() or sampler._bursts["mlx5_0", "transmit"])
+        tables = sampler.read(final=True)
+        assert sampler.overrun == 0
+    bursts = tables["bursts"]
+    assert bursts.schema == table_schema("bursts")
+    assert bursts.select("node", "port", "direction", "bytes").row(0) == (
+        "n", "mlx5_0", "transmit", 40_000_000,
+    )  # fmt: skip
+    receive, transmit = summarise(bursts, tables["metrics"])
+    assert (receive.bursts, receive.bytes_in_bursts_ratio, receive.mean_ratio) == (0, 0, 0)
+    assert (transmit.bursts, transmit.bytes_in_bursts_ratio) == (1, 1.0)
+    assert transmit.line_rate_bytes_per_s == 1e9
+    assert transmit.mean_ratio == pytest.approx(40e6 / (transmit.observed_ns / 1e9) / 1e9)
+    assert transmit.beside == {"np_cnp_sent": 0}
+    # The same windows twice, as of two hours, add up.
+    both = summarise(pl.concat([bursts, bursts]), pl.concat([tables["metrics"]] * 2))[1]
+    assert both.samples == 2 * transmit.samples
+    assert both.mean_ratio == pytest.approx(transmit.mean_ratio)
+
+
+def test_a_reader_that_cannot_run_says_why(tmp_path, rdma):
+    gone = Port(
+        name="x", line_rate_bits_per_s=1e9, rate_source="given",
+        files={"receive": tmp_path / "no", "transmit": tmp_path / "no"},
+    )  # fmt: skip
+    with (
+        Sampler([gone], node="n", real_time=False) as sampler,
+        pytest.raises(PlatformError, match=r"counter reader ended.*No such file"),
+    ):
+        sampler.wait_reading()
+    with pytest.raises(ConfigurationError, match="50 µs"):
+        Sampler([rdma], node="n", interval_ns=1000)
