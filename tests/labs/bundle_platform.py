@@ -479,6 +479,7 @@ def panic_seen_by_peers(s):
     _, host, _ = s.pick()
     at = s.rng.uniform(1500, 2600)
     s.progress(at)
+    s.dead[host] = at
     s.kernel(
         host,
         at,
@@ -510,6 +511,7 @@ def lost_power(s):
     _, host, _ = s.pick()
     at = s.rng.uniform(1500, 2600)
     s.progress(at)
+    s.dead[host] = at
     s.decoy("link_flap", s.hosts[0])
     moment = s.when(at)
     s.file(

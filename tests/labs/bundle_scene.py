@@ -99,6 +99,7 @@ class Scene:
         self.job_name = rng.choice(("pretrain-13b", "llm70b", "moe-8x22", "vit-g", "sft_ja"))
         self.end = 3600.0
         self.slurm = True
+        self.dead: dict[str, float] = {}
         self.lines: dict[str, list[tuple[float, str]]] = {}
         self.decoys: list[str] = []
         self.pids = {r: rng.randint(9_000, 900_000) for r in range(self.world)}
@@ -552,7 +553,8 @@ class Scene:
             for _ in range(self.rng.randint(4, 10)):
                 unit, text = self.rng.choice(NOISE)
                 line = text.format(n=self.rng.randrange(2000, 90000))
-                self.kernel(host, self.rng.uniform(-4000, self.end), line, unit)
+                last = self.dead.get(host, self.end)  # a dead machine writes nothing
+                self.kernel(host, self.rng.uniform(-4000, last), line, unit)
         for host in self.hosts + self.strangers:
             if any(path.startswith(f"nodes/{host}/") for path in self.lines):
                 boot = self.boot[host].astimezone(self.zone)
