@@ -67,10 +67,12 @@ def test_the_node_that_fell_silent_and_the_free_ones_are_named(client, day):
         for node in job["node_list"].split(",")
     }
     assert {n["name"] for n in answer["nodes"] if n["jobs"]} == running
-    assert set(answer["free"]["idle"]) == set(day[1].nodes) - running
+    assert set(answer["free"]["idle"]) == set(day[1].nodes) - running - {day[1].silent}
+    assert answer["free"]["gpus_free"] == 4 * len(answer["free"]["idle"])
     by_name = {n["name"]: n for n in answer["nodes"]}
     assert by_name[day[1].silent]["incidents"] == ["inc-1"]
-    assert by_name[day[1].silent]["heard"] is None
+    # Its samples end two hours before; "heard" of a silent node is known to five minutes.
+    assert by_name[day[1].silent]["heard"] == "2026-01-01T21:55:00Z"
     assert by_name["c001"]["heard"] == "2026-01-01T23:59:00Z"
 
 

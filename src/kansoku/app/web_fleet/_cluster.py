@@ -315,7 +315,7 @@ def _node(reading: Reading, values: Mapping[str, str]) -> Screen:
             f"no node {name!r} is known here", remedy="see the names on the cluster page"
         )
     facts = [
-        ("State", ", ".join(node.slurm).lower() or ("holds a job" if node.jobs else "idle")),
+        ("State", _state(node, fleet.silent())),
         ("GPUs", str(node.gpus) if node.gpus is not None else "unknown"),
         ("GPU power", "–" if node.watts is None else f"{node.watts:,.0f} W"),
         ("Last heard", stamp(node.heard_ns or None) or "never"),
@@ -323,8 +323,10 @@ def _node(reading: Reading, values: Mapping[str, str]) -> Screen:
     ]
     jobs = _node_jobs(reading, name, span)
     events = _node_events(reading, name, span)
+    incidents = open_incidents(reading).filter(pl.col("id").is_in(list(node.incidents)))
     blocks: list[ScreenBlock] = [
         Facts(items=facts),
+        *(_incidents(incidents) if node.incidents else ()),
         Choices(choices=window_choices(values)),
         *(
             Remote(title=HEAT[one].title, name=one)
@@ -364,6 +366,14 @@ def _node(reading: Reading, values: Mapping[str, str]) -> Screen:
         trail=(("Cluster", "/cluster"),),
         live=("metrics", "events", "incidents") if span.now else (),
     )
+
+
+def _state(node: NodeNow, silent: frozenset[str]) -> str:
+    if node.slurm:
+        return ", ".join(node.slurm).lower()
+    if node.name in silent:
+        return "not heard"
+    return "holds a job" if node.jobs else "idle"
 
 
 def _node_jobs(reading: Reading, name: str, span: Span) -> list[list[str | int | None]]:

@@ -355,8 +355,8 @@ def _matrix_columns(reading: Reading, values: Mapping[str, str]) -> Columns:
         unit=measure.unit,
         low=0.0,
         high=max(high, measure.floor),
-        row_title="from",
-        column_title="to",
+        row_title="sender",
+        column_title="responder",
     )
     until = f"&until={values['until']}" if "until" in values else ""
     pair = f"/fabric/pair?by={values['by']}&window={values['window']}{until}"
@@ -381,7 +381,7 @@ def _worst(found: _Matrix, measure: _Measure) -> Table:
     return Table(
         title=f"Highest: {measure.title}",
         columns=[
-            Column(title="from"), Column(title="to"),
+            Column(title="sender"), Column(title="responder"),
             Column(title=f"{measure.title} {unit}".strip(), numeric=True),
         ],
         rows=[
@@ -456,7 +456,8 @@ def _pair(reading: Reading, values: Mapping[str, str]) -> Screen:
             Table(
                 title="Paths",
                 columns=[
-                    Column(title="from"), Column(title="to"), Column(title="port", numeric=True),
+                    Column(title="sender"), Column(title="responder"),
+                    Column(title="port", numeric=True),
                     Column(title="probes of"), Column(title="probes", numeric=True),
                     Column(title="lost", numeric=True), Column(title="RTT P50, µs", numeric=True),
                     Column(title="RTT P99, µs", numeric=True),

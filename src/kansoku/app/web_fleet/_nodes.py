@@ -62,12 +62,14 @@ class Fleet:
 
     def silent(self) -> frozenset[str]:
         """Nodes that were heard once (or belong to the cluster) and are not heard now."""
-        newest = max((n.heard_ns for n in self.nodes if n.heard_ns is not None), default=None)
-        if newest is None:
-            return frozenset()
-        return frozenset(
-            n.name for n in self.nodes if n.heard_ns is None or newest - n.heard_ns > STALE_NS
-        )
+        return _silent(self.nodes)
+
+
+def _silent(nodes: Sequence[NodeNow]) -> frozenset[str]:
+    newest = max((n.heard_ns for n in nodes if n.heard_ns is not None), default=None)
+    if newest is None:
+        return frozenset()
+    return frozenset(n.name for n in nodes if n.heard_ns is None or newest - n.heard_ns > STALE_NS)
 
 
 def open_incidents(reading: Reading) -> pl.DataFrame:
@@ -106,17 +108,20 @@ def fleet_now(reading: Reading, at_ns: int) -> Fleet:
         )
         for name in names
     )
+    silent = _silent(nodes)
+    # Where Slurm says nothing of a node, one that is not heard cannot be called free.
+    usable = {n.name for n in nodes if n.usable and (n.slurm or n.name not in silent)}
     slurm = [
         NodeState(
             name=n.name,
-            base="IDLE" if n.usable and not n.jobs else "ALLOCATED" if n.usable else "DOWN",
+            base="DOWN" if n.name not in usable else "ALLOCATED" if n.jobs else "IDLE",
             flags=() if n.usable else tuple(s.upper() for s in n.slurm),
             gpus=n.gpus,
             gpus_used=min(held.get(n.name, 0), n.gpus or 0),
             cpus=None,
             cpus_idle=None,
             partitions=(),
-            reason=None if n.usable else ", ".join(n.slurm),
+            reason=None if n.name in usable else ", ".join(n.slurm) or "not heard",
         )
         for n in nodes
     ]
@@ -157,11 +162,35 @@ def _heard(reading: Reading, at_ns: int) -> tuple[dict[str, int], dict[str, floa
             if metric == "hw.power" and labels.get("hw.type") == "gpu":
                 watts[node] = watts.get(node, 0.0) + value
                 gpus[node] = gpus.get(node, 0) + 1
-    for text in reading.store.series("hw.power")["labels"]:
-        node = node_of(json.loads(text))
-        if node is not None:
-            heard.setdefault(node, 0)
+    _last_words(reading, at_ns, heard, gpus)
     return heard, watts, gpus
+
+
+def _last_words(reading: Reading, at_ns: int, heard: dict[str, int], gpus: dict[str, int]) -> None:
+    """Add nodes that are not heard now: when they last were, to five minutes, within a day."""
+    labels = [json.loads(text) for text in reading.store.series("hw.power")["labels"]]
+    silent: dict[str, int] = {}
+    for one in labels:
+        node = node_of(one)
+        if node is not None and node not in heard:
+            silent[node] = silent.get(node, 0) + (one.get("hw.type") == "gpu")
+    if not silent:
+        return
+    names = sorted(
+        {one["host.name"] for one in labels if one.get("host.name") and node_of(one) in silent}
+    )
+    frame = reading.metric_range(
+        "hw.power", {"host.name": names[:200]}, start_ns=at_ns - 86_400 * 10**9, end_ns=at_ns,
+        step_ns=STALE_NS, aggregate="count", by=["host.name"],
+    )  # fmt: skip
+    last = dict(frame.group_by("labels").agg(pl.col("time_ns").max()).iter_rows())
+    for node, count in silent.items():
+        heard.setdefault(node, 0)
+        gpus.setdefault(node, count)
+    for text, time_ns in last.items():
+        node = node_of(json.loads(text))
+        if node in silent:
+            heard[node] = max(heard[node], time_ns)
 
 
 def _slurm_states(reading: Reading, at_ns: int) -> dict[str, list[str]]:

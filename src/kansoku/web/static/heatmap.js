@@ -140,8 +140,8 @@ export function heatmap(box, columns, title) {
         context.globalAlpha = 1;
       }
       if (middle - free < 13) continue;
-      context.fillText(fitted(context, name, left - 12), left - 7, middle);
-      free = middle;
+      context.fillText(fitted(context, name, left - 12), left - 7, clamp(middle, 6, body - 6));
+      free = clamp(middle, 6, body - 6);
     }
   }
   function drawColumns(context, muted, width) {
@@ -237,8 +237,10 @@ export function heatmap(box, columns, title) {
     context.fillStyle = style("--blank");
     context.fillRect(left, 0, room, body);
     if (rows && cols) {
-      const tall = (view.r1 - view.r0), wide = (view.c1 - view.c0);
-      context.imageSmoothingEnabled = false;
+      const tall = view.r1 - view.r0, wide = view.c1 - view.c0, ratio = window.devicePixelRatio || 1;
+      // Shrunk cells are mixed, so that a thin stripe grows pale but never falls between pixels.
+      const across = wide / (room * ratio), down = tall / (body * ratio);
+      context.imageSmoothingEnabled = !h.pool && Math.max(across, down) > 1 && Math.min(across, down) > 0.5;
       const [source, by] = imageFor(tall);
       context.drawImage(source, view.c0, view.r0 / by, wide, tall / by, left, 0, room, body);
     }

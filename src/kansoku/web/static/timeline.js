@@ -92,6 +92,47 @@ export function timeline(box, columns, title) {
       n++;
     }
   }
+  // Many thin lanes: one line of pixels a lane, written straight into memory and repeated over its
+  // height. Tens of thousands of rectangles would take the browser's painter longer than a frame.
+  let pixels = null;
+  const word = (colour, part = 1, ground = [0, 0, 0]) => {
+    const [r, g, b] = [1, 3, 5].map((at, n) => Math.round(parseInt(colour.slice(at, at + 2), 16) * part + ground[n] * (1 - part)));
+    return (0xff000000 | (b << 16) | (g << 8) | r) >>> 0;
+  };
+  function drawPixels(context, tones) {
+    const ratio = window.devicePixelRatio || 1, width = Math.max(Math.round(room * ratio), 1), height = Math.max(Math.round(body * ratio), 1);
+    if (!pixels || pixels.width !== width || pixels.height !== height) pixels = context.createImageData(width, height);
+    const words = new Uint32Array(pixels.data.buffer), blank = word(tones.blank);
+    const ground = [1, 3, 5].map((at) => parseInt(tones.blank.slice(at, at + 2), 16));
+    const inks = colours.map((colour, n) => word(colour, h.kinds[n] === "step" ? 0.35 : 1, ground));
+    const k = scale() * ratio, row = new Uint32Array(width), marked = [];
+    words.fill(blank);
+    for (const line of lines) {
+      const y0 = Math.round((line.y - top) * ratio), y1 = Math.round((line.y - top + line.bar - 1) * ratio);
+      if (y1 <= 0 || y0 >= height) continue;
+      row.fill(blank);
+      let filled = -1;
+      for (let n = lower(a.start_ns, line.first, line.last, from - line.longest); n < line.last && a.start_ns[n] <= to; n++) {
+        if (hidden.has(a.kind[n])) continue;
+        const x0 = Math.max(Math.round((a.start_ns[n] - from) * k), 0);
+        const x1 = Math.round((a.start_ns[n] + a.duration_ns[n] - from) * k);
+        if (x1 < 0) continue;
+        if (a.mark[n]) marked.push(n);
+        if (x1 <= filled) continue;
+        filled = Math.max(x1, x0 + 1);
+        // A pixel is left free between neighbours that are wide enough to spare it.
+        row.fill(inks[a.kind[n]], x0, Math.min(x1 - x0 > 3 ? x1 - 1 : filled, width));
+      }
+      for (let at = Math.max(y0, 0); at < Math.min(y1, height); at++) words.set(row, at * width);
+    }
+    context.putImageData(pixels, Math.round(left * ratio), 0);
+    context.strokeStyle = tones.bad;
+    context.lineWidth = 1.5;
+    for (const n of marked) {
+      const line = lineOf(n), x0 = left + (a.start_ns[n] - from) * k / ratio, wide = a.duration_ns[n] * k / ratio;
+      context.strokeRect(x0 + 0.75, line.y - top + 0.75, Math.max(wide - 1.5, 1), line.bar - 2.5);
+    }
+  }
   function together(n) {
     if (!a.join || a.join[n] < 0) return [n];
     if (!joins) {
@@ -133,7 +174,7 @@ export function timeline(box, columns, title) {
     }
   }
   function draw(context, width, height) {
-    const tones = { bad: style("--bad"), muted: style("--muted"), ink: style("--ink") };
+    const tones = { bad: style("--bad"), blank: style("--blank"), muted: style("--muted"), ink: style("--ink") };
     const longest = h.lanes.reduce((x, y) => (y.length > x.length ? y : x), "");
     left = 14 + clamp(context.measureText(longest).width, 18, Math.min(180, width * 0.3));
     room = Math.max(width - left - 2, 10);
@@ -155,7 +196,8 @@ export function timeline(box, columns, title) {
     context.rect(left, 0, room, body);
     context.clip();
     context.textAlign = "left";
-    for (const line of lines) drawLine(context, line, tones);
+    if (lines.length && lines[0].bar <= 10) drawPixels(context, tones);
+    else for (const line of lines) drawLine(context, line, tones);
     drawChosen(context, tones.ink);
     context.restore();
     context.font = "12px system-ui, 'Noto Sans CJK JP', sans-serif";
@@ -277,6 +319,7 @@ export function timeline(box, columns, title) {
   return {
     stage: self,
     view: () => ({ from, to, top }),
+    late: (after = -1) => a.mark.indexOf(1, after + 1),
     choose,
     update(next) {
       const all = from <= 0 && to >= end;
