@@ -27,6 +27,8 @@ class DeployOptions:
     collector_version: str | None = None
     """None for the version that the files are written for."""
     tls: bool = False
+    serve: bool = False
+    """The gateway feeds ``kansoku serve`` too."""
     prefix: str = "/opt/kansoku"
     dashboards: bool = True
     """False leaves Grafana's dashboards out, and with them the ``grafana`` extra."""
@@ -45,6 +47,7 @@ def deploy_files(
         cluster=cluster,
         collector_version=chosen.collector_version or shipped_versions()["collector"],
         tls=chosen.tls,
+        serve=chosen.serve,
         prefix=chosen.prefix,
     )
     banner = f"Rendered by kansoku {__version__} from the cluster file of {cluster.name}"

@@ -28,6 +28,9 @@ def command(
     tls: Annotated[
         bool, typer.Option("--tls", help="The gateway's receivers have a certificate.")
     ] = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="The gateway feeds kansoku serve too.")
+    ] = False,
     prefix: Annotated[
         str, typer.Option(metavar="DIR", help="Where kansoku is installed on the nodes.")
     ] = "/opt/kansoku",
@@ -41,7 +44,11 @@ def command(
     from kansoku.app.deploy import DeployOptions, deploy_render
 
     options = DeployOptions(
-        collector_version=collector_version, tls=tls, prefix=prefix, dashboards=dashboards
+        collector_version=collector_version,
+        tls=tls,
+        serve=serve,
+        prefix=prefix,
+        dashboards=dashboards,
     )
     answer, view = deploy_render(cluster, out, options=options, dry_run=dry_run)
     emit(answer, view, as_json=json)

@@ -47,6 +47,8 @@ class Settings:
     """Version of the OpenTelemetry Collector that names are written for."""
     tls: bool = False
     """The gateway's receivers speak TLS."""
+    serve: bool = False
+    """The gateway feeds ``kansoku serve`` too, on port 14318 of its own host."""
     prefix: str = "/opt/kansoku"
     """Where kansoku is installed on the nodes."""
     retention: Mapping[str, str] = field(

@@ -216,5 +216,6 @@ def _store_units(settings: Settings) -> tuple[Unit, ...]:
             command=("/usr/bin/pyroscope", "-config.file=/etc/kansoku/pyroscope.yaml"),
             user="pyroscope",
             state="pyroscope",
+            more=("WorkingDirectory=/var/lib/pyroscope",),
         ),
     )

@@ -56,6 +56,11 @@ def test_every_view_has_its_dashboard():
         assert board["uid"] == name
         assert board["schemaVersion"] == 41  # Grafana 11.6
         assert not board["editable"]
+    tags = {tag for board in BOARDS.values() for tag in board["tags"]}
+    views = {
+        f"{who} {what}" for who in ("developer", "operator") for what in ("workload", "resource")
+    }
+    assert tags == views | {"kansoku"}
 
 
 @pytest.mark.parametrize("name", BOARDS)

@@ -100,6 +100,22 @@ def test_tls_is_rendered_in_and_out():
     assert "LoadCredential=gateway.key" in texts(tls=True)["systemd/kansoku-gateway.service"]
 
 
+@pytest.mark.parametrize("version", [OLD, NEW])
+def test_serve_gets_every_signal_too(version):
+    gateway = yaml.safe_load(texts(serve=True, collector_version=version)["collector/gateway.yaml"])
+    name = "otlp_http/serve" if version == NEW else "otlphttp/serve"
+    assert gateway["exporters"][name]["endpoint"] == "${env:KANSOKU_SERVE_URL}"
+    assert gateway["exporters"][name]["sending_queue"]["storage"] == "file_storage/queue"
+    for pipeline in gateway["service"]["pipelines"].values():
+        assert name in pipeline["exporters"]
+    port = next(
+        word.split("=")[1].rpartition(":")[2]
+        for word in texts(serve=True)["collector/gateway.env"].splitlines()
+        if word.startswith("KANSOKU_SERVE_URL")
+    )
+    assert f"--otlp-port {port}" in texts()["systemd/kansoku-serve.service"]
+
+
 def test_nothing_listens_wider_than_loopback_by_default(rendered):
     folder, _ = rendered
     compose = yaml.safe_load((folder / "compose.yaml").read_text())

@@ -9,6 +9,22 @@ from kansoku.errors import DependencyError
 __all__ = ["dashboards"]
 
 _SCHEMA = "11.6"
+_DEVELOPER_WORKLOAD, _DEVELOPER_RESOURCE = "developer workload", "developer resource"
+_OPERATOR_WORKLOAD, _OPERATOR_RESOURCE = "operator workload", "operator resource"
+_VIEWS = {
+    "kansoku-cluster": (_OPERATOR_WORKLOAD, _OPERATOR_RESOURCE),
+    "kansoku-job": (_DEVELOPER_WORKLOAD, _DEVELOPER_RESOURCE, _OPERATOR_WORKLOAD),
+    "kansoku-node": (_DEVELOPER_RESOURCE, _OPERATOR_RESOURCE),
+    "kansoku-gpu": (_DEVELOPER_RESOURCE, _OPERATOR_RESOURCE),
+    "kansoku-nic": (_OPERATOR_RESOURCE,),
+    "kansoku-storage": (_DEVELOPER_RESOURCE, _OPERATOR_RESOURCE),
+    "kansoku-slurm": (_OPERATOR_WORKLOAD,),
+    "kansoku-fabric": (_OPERATOR_RESOURCE,),
+    "kansoku-bursts": (_OPERATOR_RESOURCE,),
+    "kansoku-incidents": (_OPERATOR_WORKLOAD,),
+    "kansoku-telemetry": (_OPERATOR_RESOURCE,),
+}
+"""Which of the four views a dashboard serves: its tags in Grafana's search."""
 
 
 def dashboards() -> dict[str, dict[str, Any]]:
@@ -37,6 +53,7 @@ def dashboards() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, board in made.items():
         found[name] = json.loads(JSONEncoder().encode(board.build()))
+        found[name]["tags"] += _VIEWS[name]
         _place(found[name]["panels"])
     return found
 
