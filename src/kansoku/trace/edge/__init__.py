@@ -1,0 +1,1 @@
+"""Effects of the trace package: sockets."""

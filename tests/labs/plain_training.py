@@ -1,0 +1,47 @@
+"""A small DDP training over Gloo that knows nothing of kansoku; runs until told to stop.
+
+``RANK=… WORLD_SIZE=… python plain_training.py FOLDER``: ranks meet by a file in FOLDER; training
+ends when ``FOLDER/stop`` exists. Prints the number of steps.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world
+    )
+    model = nn.parallel.DistributedDataParallel(
+        nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    steps = 0
+    stop = torch.zeros(1)
+    while not stop.item():
+        optimizer.zero_grad()
+        loss = model(torch.randn(32, 64)).square().mean()
+        loss.backward()
+        optimizer.step()
+        steps += 1
+        # All stop at the same step.
+        stop.fill_(float((folder / "stop").exists()))
+        dist.all_reduce(stop, op=dist.ReduceOp.MAX)
+        if steps == 1:
+            (folder / f"started-{rank}").touch()
+    print(steps)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
