@@ -167,8 +167,9 @@ def record(
     """Have every process of a job on this node write a profiler trace at the same time.
 
     ``pids`` may be launchers: processes below them count too. A start sooner than all can keep is
-    moved. Where the ranks took different steps, it is done again with a wider multiple. Raises InputError where no process can be asked,
-    PlatformError where torch is too old (unless ``force``) or another daemon answers.
+    moved. Where the ranks took different steps, it is done again with a wider multiple. Raises
+    InputError where no process can be asked, PlatformError where torch is too old (unless
+    ``force``) or another daemon answers.
     """
     named = [*pids, *(slurm_processes(slurm_job) if slurm_job is not None else ())]
     if not named:

@@ -1,11 +1,11 @@
 """Runs from a known schedule: whom the what-if analysis blames."""
 
 import pytest
+from tests.labs.generated_run import MS, Schedule, generate
 
 from kansoku.errors import InputError
 from kansoku.trace.whatif.analyse import what_if
 from kansoku.trace.whatif.phases import MEETING, phase_operations
-from tests.labs.generated_run import MS, Schedule, generate
 
 BEFORE = {
     "data_wait_ns": "data-wait",
