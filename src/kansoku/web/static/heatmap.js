@@ -228,7 +228,7 @@ export function heatmap(box, columns, title) {
 
   function draw(context, width, height) {
     const muted = style("--muted");
-    const grouped = h.groups.length && (height - 40) / Math.max(rows, 1) < 13;
+    const grouped = h.groups.length && (height - 40) / Math.max(view.r1 - view.r0, 1) < 13;
     const names = grouped ? h.groups.map((g) => g[0]) : h.row_labels.slice(0, 2000);
     const longest = names.reduce((a, b) => (b.length > a.length ? b : a), "");
     left = 14 + clamp(context.measureText(longest).width, 18, Math.min(170, width * 0.3));
