@@ -74,7 +74,13 @@ class _Files:
     def __init__(self, settings: Settings, banner: str) -> None:
         self._settings = settings
         self._environment = _templates()
-        self._shared = {"s": settings, "banner": banner, "versions": shipped_versions()}
+        kinds = {node.kind.name: node.kind for node in settings.cluster.nodes}
+        self._shared = {
+            "s": settings,
+            "banner": banner,
+            "versions": shipped_versions(),
+            "kinds": tuple(kinds.values()),
+        }
         self.files: list[RenderedFile] = []
 
     def _add(
@@ -142,19 +148,13 @@ class _Files:
                 host="every node",
             )
         )
-        for name, text in (
-            ("vmalert", "VMALERT_NOTIFIER=-notifier.blackhole\n"),
-            ("fabric-agent", "KANSOKU_FABRIC_FLAGS=\n"),
-            ("fabric-controller", "KANSOKU_FABRIC_FLAGS=\n"),
+        for name, host in (
+            ("vmalert", "metric store"),
+            ("fabric-agent", "every node"),
+            ("fabric-controller", "kansoku server"),
         ):
-            self.files.append(
-                RenderedFile(
-                    path=f"systemd/{name}.env",
-                    text=f"# {self._shared['banner']}\n# Flags of your own.\n{text}",
-                    place=f"/etc/kansoku/{name}.env",
-                    host=f"where {name} runs",
-                )
-            )
+            to = (f"/etc/kansoku/{name}.env", host)
+            self._add(f"systemd/{name}.env", f"{name}.env.j2", to=to, mode=0o600)
 
     def slurm(self) -> None:
         for name in _SLURM_SCRIPTS:

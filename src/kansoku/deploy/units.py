@@ -69,7 +69,11 @@ def _node_units(settings: Settings) -> tuple[Unit, ...]:
             name="kansoku-fabric-agent",
             description="kansoku fabric prober and responder",
             host="every node",
-            command=(f"{kansoku} fabric agent", "$KANSOKU_FABRIC_FLAGS"),
+            command=(
+                f"{kansoku} fabric agent",
+                "--controller ${KANSOKU_FABRIC_CONTROLLER}",
+                "$KANSOKU_FABRIC_FLAGS",
+            ),
             environment_file="/etc/kansoku/fabric-agent.env",
             capabilities=("CAP_NET_RAW", "CAP_NET_ADMIN", "CAP_SYS_NICE"),
             families=(*_INET, "AF_NETLINK"),
@@ -138,6 +142,7 @@ def _centre_units(settings: Settings) -> tuple[Unit, ...]:
             command=(
                 f"{kansoku} fabric controller",
                 f"--cluster {cluster}",
+                "--listen ${KANSOKU_FABRIC_LISTEN}",
                 f"--store otlp+{settings.address('otlp').url}",
                 "$KANSOKU_FABRIC_FLAGS",
             ),

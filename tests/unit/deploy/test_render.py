@@ -1,9 +1,13 @@
 """What is rendered, read by the programs that will read it where they are here."""
 
+import io
+import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -351,3 +355,61 @@ def test_the_collector_reads_its_configuration(rendered):
     gateway = rendered[0] / "collector/gateway.yaml"
     code, said = run("otelcol-contrib", "validate", f"--config={gateway}")
     assert code == 0, said
+
+
+def help_of(*words):
+    from kansoku.cli._main import app
+
+    out = io.StringIO()
+    with redirect_stdout(out):
+        app([*words, "--help"], prog_name="kansoku", standalone_mode=False)
+    return set(re.findall(r"--[a-z][a-z-]+", out.getvalue()))
+
+
+def kansoku_lines(rendered):
+    """(file, words before the first flag, flags) of every command line of ours."""
+    folder, _ = rendered
+    for path in sorted(folder.glob("systemd/*.service")):
+        line = path.read_text().replace("\\\n", " ")
+        for words in re.findall(r"^ExecStart=/opt/kansoku/bin/kansoku (.+)$", line, re.MULTILINE):
+            parts = words.split()
+            verb = list(itertools.takewhile(lambda word: word[0] not in "-$", parts))
+            yield path.name, verb, {word for word in parts if word.startswith("--")}
+    for path in sorted(folder.glob("slurm/*.sh")):
+        for words in re.findall(r'"\$GUARD" (guard [^)]+?) 2>&1', path.read_text()):
+            yield path.name, ["guard"], {w for w in words.split() if w.startswith("--")}
+
+
+def test_our_own_commands_take_the_flags_they_are_given(rendered, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    found = list(kansoku_lines(rendered))
+    assert len(found) == 4 + 3
+    for name, verb, flags in found:
+        assert flags <= help_of(*verb), (name, verb)
+
+
+def test_units_find_every_variable_in_their_environment_file(rendered):
+    folder, answer = rendered
+    places = {row["place"]: row["path"] for row in answer["files"] if row["place"]}
+    for path in sorted(folder.glob("systemd/*.service")):
+        text = path.read_text()
+        used = set(re.findall(r"\$\{?([A-Z_]+)\}?", text))
+        file = re.search(r"^EnvironmentFile=(.+)$", text, re.MULTILINE)
+        given = set(re.findall(r"^Environment=([A-Z_]+)=", text, re.MULTILINE))
+        if file:
+            given |= set(re.findall(r"^([A-Z_]+)=", (folder / places[file[1]]).read_text(), re.MULTILINE))
+        assert used <= given, path.name
+    for name in ("gateway", "controller"):
+        text = (folder / f"collector/{name}.yaml").read_text()
+        used = set(re.findall(r"\$\{env:([A-Z_]+)\}", text))
+        unit = (
+            folder
+            / f"systemd/kansoku-{'gateway' if name == 'gateway' else 'controller-log'}.service"
+        )
+        file = re.search(r"^EnvironmentFile=(.+)$", unit.read_text(), re.MULTILINE)
+        given = set(re.findall(r"^([A-Z_]+)=", (folder / places[file[1]]).read_text(), re.MULTILINE))
+        given |= set(re.findall(r"^Environment=([A-Z_]+)=", unit.read_text(), re.MULTILINE))
+        assert used <= given, name
+        if name == "gateway":
+            compose = yaml.safe_load((folder / "compose.yaml").read_text())
+            assert used <= set(compose["services"]["gateway"]["environment"])
