@@ -91,7 +91,7 @@ def _compare(reading: Reading, values: Mapping[str, str]) -> Screen:
         *_series(a, b),
         Table(
             title="The two",
-            columns=[Column(title=""), Column(title="run", link="/runs/{}")],
+            columns=[Column(title="side"), Column(title="run", link="/runs/{}")],
             rows=[["A", values["a"]], ["B", values["b"]]],
         ),
     ]
