@@ -337,6 +337,12 @@ def _bursts(store, names, gpus, end_ns, rng, count=4000):
                 "mean_ratio": peak * 0.8, "bytes": (peak * length / 1e9 * 5e10).astype(np.int64),
                 "samples": np.maximum(length // 1_000_000, 1).astype(np.int32),
                 "sampling_ns": 1_000_000,
+                "attributes": [
+                    json.dumps({"raw_us": [-1000.0, 0.0, 1000.0, 2000.0],
+                                "raw_ratio": [0.1, float(one), float(one) / 2, 0.05],
+                                "beside": {"tx_prio3_pause": 12}})
+                    for one in peak
+                ],
             }
         ).cast({"sampling_ns": pl.Int64}),
     )  # fmt: skip

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import subprocess
+import sys
 
 import httpx
 import polars as pl
@@ -273,6 +275,35 @@ def test_columns_that_fail_say_so_and_can_be_asked_for_again(site, show):
     page.click("button:has-text('try again')")
     page.wait_for_selector("canvas")
     page.close()
+
+
+def test_a_real_agents_node_appears_and_is_heard(show, tmp_path, artefacts):
+    """The node agent of this machine sends to the server; its pages show it, live."""
+    settings = ServeSettings(folder=tmp_path / "store", port=0, otlp_port=0, grpc_port=None)
+    with Server(settings) as server:
+        watched = show(f"{server.url}/health")
+        page = watched.page
+        assert "kansoku agent --to" in page.locator("main").inner_text()
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "kansoku", "agent", "--to",
+             f"http://127.0.0.1:{server.otlp_port}", "--interval", "0.5", "--node", "realnode",
+             "--spool", str(tmp_path / "spool")],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            page.wait_for_selector("td a:has-text('realnode')", timeout=60_000)
+            page.screenshot(path=artefacts / "health-real.png")
+            page.click("td a:has-text('realnode')")
+            ready(page)
+            assert page.locator("h1").inner_text() == "Node realnode"
+            page.goto(f"{server.url}/cluster")
+            ready(page)
+            page.wait_for_selector("ul.grid li:has-text('realnode')")
+            assert watched.errors == []
+        finally:
+            agent.terminate()
+            agent.wait(20)
+            page.close()
 
 
 def test_a_browser_signs_in_where_the_server_knows_principals(show, tmp_path):

@@ -159,7 +159,10 @@ def test_a_burst_page_shows_the_burst_of_its_address(client, day):
     key = f"{row['node']}~{row['port']}~{row['direction']}~{row['start_ns']}"
     answer = client.get(f"/api/v1/pages/bursts/{key}").json()
     assert answer["burst"]["bytes"] == row["bytes"]
-    assert client.get(f"/bursts/{key}").status_code == 200
+    page = client.get(f"/bursts/{key}").text
+    assert "Raw samples" in page
+    assert "tx_prio3_pause" in page
+    assert answer["raw"]["raw_ratio"][1] == pytest.approx(row["peak_ratio"])
     assert client.get("/bursts/c001~x~receive~5").status_code == 404
     assert client.get("/bursts/nonsense").status_code == 400
 

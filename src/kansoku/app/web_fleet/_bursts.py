@@ -31,7 +31,6 @@ from kansoku.app.web_page import (
 )
 from kansoku.app.web_reading import Reading
 from kansoku.errors import InputError
-from kansoku.jobs.edge.promql import node_of
 from kansoku.view import Column, Facts, Heatmap, Line, Sentence, Series, Table, Tone
 
 __all__ = ["BURST", "BURSTS"]
@@ -42,7 +41,6 @@ _MEASURES = {
     "count": ("Bursts", ""),
     "peak": ("Highest peak, of line rate", "ratio"),
 }
-_AROUND_NS = 50_000_000
 _NAME = r"[A-Za-z0-9_.:/+\-]{1,255}"
 _WAYS = {"both": "both directions", "receive": "receive", "transmit": "transmit"}
 
@@ -293,13 +291,7 @@ def _burst(reading: Reading, values: Mapping[str, str]) -> Screen:
             ]
         )
     ]
-    samples = _samples(reading, node, port, way, start, end)
-    if samples is not None:
-        blocks.append(samples)
-    else:
-        blocks.append(
-            Sentence(text="The raw samples of this burst were not kept.", tone=Tone.MUTED)
-        )
+    blocks += _samples(row)
     blocks.append(_neighbours(reading, node, port, way, start))
     spans, probes = _phases(reading, start, end), _probes(reading, node, start, end)
     blocks += [spans, probes]
@@ -309,32 +301,58 @@ def _burst(reading: Reading, values: Mapping[str, str]) -> Screen:
         answer={
             "schema": "kansoku.web.burst/1",
             "burst": row,
-            "samples": samples is not None,
+            "raw": _raw(row),
         },
         trail=(("Bursts", "/bursts"),),
     )
 
 
-def _samples(
-    reading: Reading, node: str, port: str, way: str, start: int, end: int
-) -> Series | None:
-    """Return fast samples of the port around the burst, where they were sent."""
-    frame = reading.table("metrics", start - _AROUND_NS, end + _AROUND_NS, limit=200_000)
-    wanted = frame.filter(pl.col("metric").str.starts_with("kansoku.burst."))
-    points = []
-    for text, time_ns, value in wanted.select("labels", "time_ns", "value").iter_rows():
-        labels = json.loads(text)
-        names = {labels.get(k) for k in ("network.interface.name", "hw.name", "kansoku.port")}
-        direction = labels.get("network.io.direction", way)
-        if node_of(labels) == node and port in names and direction == way:
-            points.append(((time_ns - start) / 1e6, value))
-    if len(points) < 2:
-        return None
-    points.sort()
-    return Series(
-        title="Raw samples", x_title="ms since the burst began", y_title="of the line rate",
-        lines=[Line(name=f"{port} {way}", x=[p[0] for p in points], y=[p[1] for p in points])],
-    )  # fmt: skip
+def _raw(row: Mapping[str, object]) -> dict[str, object]:
+    """Return what the sampler kept with a burst; nothing where it is not a JSON object."""
+    try:
+        found = json.loads(str(row.get("attributes") or "{}"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _samples(row: Mapping[str, object]) -> list[ScreenBlock]:
+    """Return the raw samples around the burst and the growth of other counters beside it."""
+    kept = _raw(row)
+    at, ratio = kept.get("raw_us"), kept.get("raw_ratio")
+    blocks: list[ScreenBlock] = []
+    good = isinstance(at, list) and isinstance(ratio, list) and len(at) == len(ratio) > 1
+    if good and isinstance(at, list) and isinstance(ratio, list):
+        points = [(x, y) for x, y in zip(at, ratio, strict=True) if _number(x) and _number(y)]
+        blocks.append(
+            Series(
+                title="Raw samples", x_title="ms since the burst began", y_title="% of line rate",
+                lines=[
+                    Line(
+                        name=f"{row['port']} {row['direction']}",
+                        x=[x / 1000 for x, _ in points], y=[y * 100 for _, y in points],
+                    )
+                ],
+            )
+        )  # fmt: skip
+    else:
+        blocks.append(
+            Sentence(text="The raw samples of this burst were not kept.", tone=Tone.MUTED)
+        )
+    beside = kept.get("beside")
+    if isinstance(beside, dict) and beside:
+        blocks.append(
+            Table(
+                title="Other counters of the port during the burst",
+                columns=[Column(title="counter"), Column(title="grew by", numeric=True)],
+                rows=[[str(k), v if _number(v) else None] for k, v in beside.items()],
+            )
+        )
+    return blocks
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _neighbours(reading: Reading, node: str, port: str, way: str, start: int) -> ScreenBlock:
