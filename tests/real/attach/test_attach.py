@@ -1,7 +1,10 @@
 """Real trainings watched from outside, beside the recorder inside them."""
 
+import functools
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +14,9 @@ import pytest
 from tests.labs.training import observed_environment
 
 from kansoku.app.attach import attach
+from kansoku.capture.attach import Process
+from kansoku.capture.attach.elf import Library
+from kansoku.capture.attach.probes import PROBES, cheap_offset, library_of
 from kansoku.formats.run_directory import read_run
 
 pytestmark = pytest.mark.real
@@ -57,6 +63,8 @@ class Trainings:
 def trainings(tmp_path_factory):
     made = Trainings(tmp_path_factory.mktemp("trainings"))
     yield made
+    for folder in made.folder.iterdir():  # whatever a failed test left training
+        (folder / "stop").touch()
     made.process.stdin.close()
     try:
         made.process.wait(10)
@@ -84,25 +92,30 @@ def counts(spans, rank):
     return {tuple(row[:3]): tuple(row[3:]) for row in rows.iter_rows()}
 
 
-def probes_in(pid):
-    """Return where the mapped code of the watched libraries differs from their files: breakpoints."""
-    from kansoku.capture.attach import Process
-    from kansoku.capture.attach.elf import Library
-    from kansoku.capture.attach.probes import PROBES, cheap_offset, library_of
+@functools.cache
+def probed_places(path):
+    """Return (name, offset) of every function of a library that may be probed."""
+    name = library_of(os.path.basename(path))
+    found = Library(path).find([p.symbol for p in PROBES if p.library == name])
+    return [
+        (function.name, function.offset + cheap_offset(function.code)[0])
+        for functions in found.values()
+        for function in functions
+    ]
 
+
+def probes_in(pid):
+    """Return the functions whose first instruction in memory is a breakpoint."""
     found = []
-    for mapping in Process(pid).mappings():
-        name = library_of(os.path.basename(mapping.path))
-        if name is None:
-            continue
-        functions = Library(mapping.path).find([p.symbol for p in PROBES if p.library == name])
-        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-            for function in (f for several in functions.values() for f in several):
-                place = function.offset + cheap_offset(function.code)[0]
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for mapping in Process(pid).mappings():
+            if library_of(os.path.basename(mapping.path)) is None:
+                continue
+            for name, place in probed_places(mapping.path):
                 if mapping.offset <= place < mapping.offset + mapping.end - mapping.start:
                     memory.seek(mapping.start + place - mapping.offset)
                     if memory.read(1) == b"\xcc":
-                        found.append(function.name)
+                        found.append(name)
     return found
 
 
@@ -180,3 +193,52 @@ def test_late_and_gone_again_without_a_trace(trainings):
     both = sequences[0].keys() & sequences[1].keys()
     assert len(both) > 5
     assert [sequences[0][step] for step in both] == [sequences[1][step] for step in both]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupt", "kill"])
+def test_leaving_in_any_way_leaves_the_job_alone(trainings, number):
+    """The command is interrupted, or killed outright: no probe stays, the job trains on."""
+    folder, pids = trainings.start("ddp", 0, f"left-{number.name}")
+    (folder / "go").touch()
+    command = subprocess.Popen(
+        [sys.executable, "-c", "from kansoku.cli import main; main()", "attach", *map(str, pids), "--out",
+         str(folder / "run"), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    wait_for(lambda: probes_in(pids[0]), command)
+    wait_for(lambda: len(list((folder / "run").glob("*/*.ring"))) == 2, command)
+    command.send_signal(number)
+    answer, said = command.communicate(timeout=30)
+    after = [probes_in(pid) for pid in pids]
+    (folder / "stop").touch()
+    assert trainings.ended() == [0, 0]
+    assert after == [[], []]
+    if number == signal.SIGINT:
+        assert command.returncode == 0, said
+        outcome = json.loads(answer)
+        assert outcome["schema"] == "kansoku.attach/1"
+        assert outcome["reason"] == "detached"
+        assert sorted(p["pid"] for p in outcome["processes"]) == sorted(pids)
+        assert read_run(folder / "run").facts.end_ns is not None
+    else:  # the rings are still where run.json says
+        data = read_run(folder / "run")
+        assert {rank.rank for rank in data.facts.ranks} == {0, 1}
+        shutil.rmtree(json.loads((folder / "run" / "run.json").read_text())["ring_dir"])
+
+
+def test_without_rights_it_says_what_is_needed(tmp_path):
+    """As nobody: exit 3, the reason and the remedy, nothing left behind."""
+    program = "import os; os.setgid(65534); os.setuid(65534)\nfrom kansoku.cli import main; main()"
+    environment = {**os.environ, "KANSOKU_RING_DIR": str(tmp_path / "rings"), "HOME": str(tmp_path)}
+    tmp_path.chmod(0o777)
+    for folder in tmp_path.parents[:2]:
+        folder.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", program, "attach", str(os.getpid()), "--out", str(tmp_path / "run")],
+        env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert "CAP_BPF" in done.stderr
+    assert list(tmp_path.glob("rings/*")) == []

@@ -1,0 +1,71 @@
+"""NCCL and CUDA entry points, on stand-ins with their names: not yet run on a GPU."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from kansoku.app.attach import attach
+from kansoku.formats.run_directory import read_run
+
+pytestmark = pytest.mark.real
+SOURCES = Path(__file__).parents[2] / "labs" / "fake_cuda"
+
+
+def build(folder):
+    for macro, name in (
+        ("NCCL", "libnccl.so.2"),
+        ("CUDART", "libcudart.so.12"),
+        ("CUDA", "libcuda.so.1"),
+    ):
+        subprocess.run(
+            ["cc", "-O1", "-shared", "-fPIC", f"-D{macro}", "-o", folder / name,
+             SOURCES / "library.c"], check=True,
+        )  # fmt: skip
+    libraries = [folder / n for n in ("libnccl.so.2", "libcudart.so.12", "libcuda.so.1")]
+    subprocess.run(
+        ["cc", "-O1", "-o", folder / "job", SOURCES / "job.c", *libraries,
+         f"-Wl,-rpath,{folder}"], check=True,
+    )  # fmt: skip
+    return folder / "job"
+
+
+def test_calls_of_a_job_without_torch(tmp_path):
+    job = subprocess.Popen(
+        [build(tmp_path)],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4"},
+    )
+
+    def go(_line):
+        if not job.stdin.closed:
+            job.stdin.write(b"\n")
+            job.stdin.close()
+
+    outcome = attach([job.pid], out=tmp_path / "run", launches=True, say=go)
+    assert job.wait() == 3
+    assert [p["exit_code"] for p in outcome.processes] == [3]
+    assert [p["rank"] for p in outcome.processes] == [2]
+    data = read_run(tmp_path / "run")
+    counted = {
+        row[:2]: row[2:]
+        for row in data.spans.group_by("kind", "name").agg(pl.len(), pl.col("bytes").sum()).rows()
+    }
+    assert counted == {
+        ("collective", "all_reduce"): (10, 10 * 1000 * 4),
+        ("collective", "all_gather"): (10, 10 * 10 * 2 * 4),
+        ("collective", "send"): (10, 10 * 6 * 4),
+        ("device_copy", "cudaMemcpyAsync"): (10, 40_960),
+        ("device_copy", "cuMemcpyHtoDAsync_v2"): (10, 1000),
+        ("device_launch", "cudaLaunchKernel"): (10, 0),
+        ("device_launch", "cuLaunchKernel"): (10, 0),
+        ("device_sync", "cudaStreamSynchronize"): (10, 0),
+        ("device_sync", "cuCtxSynchronize"): (10, 0),
+    }
+    synchronised = data.spans.filter(pl.col("kind") == "device_sync")["duration_ns"]
+    assert synchronised.drop_nulls().len() >= 16  # the place it returns to is learnt from the first
+    assert synchronised.min() >= 3_000_000
+    sent = data.spans.filter(pl.col("name") == "send")["attributes"][0]
+    assert '"peer":3' in sent
