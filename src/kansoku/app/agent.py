@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import polars as pl
 
+from kansoku.app.agent_bursts import BurstCollector
 from kansoku.app.agent_rings import RingFollower
 from kansoku.catalog.metrics import metrics
 from kansoku.errors import KansokuError
@@ -58,6 +59,8 @@ class AgentSettings:
     """Send the full spans of each so many steps of a rank."""
     profile_to: str | None = None
     """Pyroscope address; py-spy profiles of the ranks on this node go there."""
+    burst_interval_s: float | None = None
+    """Read the ports' byte counters so often and send microbursts; None to leave it."""
     collector_settings: Mapping[str, Any] = field(default_factory=dict)
     """Constructor arguments of collectors, such as those of a plug-in."""
 
@@ -99,6 +102,11 @@ class Agent:
             if settings.ring_folder is not None and not settings.only
             else None
         )
+        self._bursts = (
+            BurstCollector(self.host.name, settings.burst_interval_s)
+            if settings.burst_interval_s is not None
+            else None
+        )
         self._text = SeriesText(self.host.name)
         self._sent = 0
         self._dropped = 0
@@ -118,6 +126,9 @@ class Agent:
             tables.update(from_rings.tables)
             result.samples.extend(from_rings.samples)
         tables["metrics"] = sample_rows(result.samples, result.time_ns, self._text)
+        if self._bursts is not None:
+            for name, rows in self._bursts.take().items():
+                tables[name] = pl.concat([tables[name], rows]) if name in tables else rows
         if result.events:
             tables["events"] = event_rows(result.events)
         return result, tables
@@ -171,6 +182,8 @@ class Agent:
 
     def close(self) -> None:
         """Close the collectors."""
+        if self._bursts is not None:
+            self._bursts.close()
         self._rounds.close()
 
 

@@ -58,6 +58,10 @@ def command(
     profile_to: Annotated[
         str | None, typer.Option("--profile-to", metavar="URL", help="Pyroscope for CPU profiles.")
     ] = None,
+    bursts: Annotated[
+        float | None,
+        typer.Option("--bursts", metavar="MS", help="Find microbursts: counters so often, 1."),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Observe this node. The token for --to is read from KANSOKU_TOKEN."""
@@ -71,6 +75,7 @@ def command(
         switches_file=switches,
         from_boot=from_boot,
         profile_to=profile_to,
+        burst_interval_s=None if bursts is None else bursts / 1000,
     )
     if once:
         answer, view = agent_once(settings)

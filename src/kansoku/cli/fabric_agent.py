@@ -25,12 +25,18 @@ def command(
     bind_device: Annotated[
         bool, typer.Option(help="Bind sockets to the device: NICs that share a subnet.")
     ] = False,
+    transport: Annotated[
+        str, typer.Option(help="udp, or verbs: UD queue pairs of the RDMA devices named.")
+    ] = "udp",
+    learn: Annotated[
+        bool, typer.Option("--learn", help="Probe the paths of jobs' queue pairs (kprobes, root).")
+    ] = False,
 ) -> None:
     """Run prober and responder of every RNIC of this host until stopped.
 
     Keeps working from the last pinglist while the controller is away.
     """
-    from kansoku.app.fabric import agent
+    from kansoku.app.fabric import agent, learn_services
     from kansoku.errors import InputError
 
     pairs = []
@@ -41,13 +47,21 @@ def command(
         pairs.append((device, address))
     if stamps not in {"hardware", "kernel", "application"}:
         raise InputError(f"--stamps {stamps!r} is not hardware, kernel or application")
+    if transport not in {"udp", "verbs"}:
+        raise InputError(f"--transport {transport!r} is not udp or verbs")
     import socket
 
+    name = node or socket.gethostname()
     running = agent(
-        node or socket.gethostname(), pairs, controller,
-        stamps=stamps, port=port, bind_device=bind_device,
+        name, pairs, controller,
+        stamps=stamps, port=port, bind_device=bind_device, transport=transport,
     )  # fmt: skip
+    learning = learn_services(name, [d for d, _ in pairs], controller) if learn else None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: running.stop())
     print(f"fabric agent: {', '.join(rnic)} to {controller}", file=sys.stderr)
+    if learning is not None:
+        learning.start()
     running.run()
+    if learning is not None:
+        learning.stop()

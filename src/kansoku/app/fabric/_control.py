@@ -15,6 +15,7 @@ from kansoku.errors import ConfigurationError, InputError, PlatformError
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+    from kansoku.app.fabric._learning import ServiceLearning
     from kansoku.fabric.controller import Outcome
     from kansoku.fabric.edge.agent import Agent
     from kansoku.fabric.edge.http import FabricService
@@ -26,6 +27,7 @@ __all__ = [
     "Address",
     "agent",
     "controller_app",
+    "learn_services",
     "load_settings",
     "make_service",
     "serve_controller",
@@ -179,13 +181,16 @@ def agent(
     port: int | None = None,
     token: str | None = None,
     bind_device: bool = False,
+    transport: str = "udp",
 ) -> "Agent":
     """Return the fabric agent of a host; call ``run``, and ``stop`` from a signal handler.
 
     ``rnics`` are (device, address) pairs. ``stamps`` is ``hardware``, ``kernel`` or
-    ``application``. Every start draws new queue pair numbers, as an RNIC would.
+    ``application``. Every start draws new queue pair numbers, as an RNIC would. ``transport`` is
+    ``udp``, or ``verbs`` for UD queue pairs on the RDMA devices named.
     """
     from kansoku.fabric.edge.agent import Agent
+    from kansoku.fabric.edge.transport import Transport
     from kansoku.fabric.edge.udp import UdpTransport
     from kansoku.fabric.edge.uplink import Line
     from kansoku.fabric.edge.worker import Worker
@@ -203,16 +208,40 @@ def agent(
     settings = Settings()
     incarnation = time.time_ns()
     workers = []
+    made: Transport
     for device, address in rnics:
-        qpn = secrets.randbelow((1 << 24) - 2) + 2
-        made = UdpTransport(
-            address, port or settings.port, qpn, stamps=StampSource(stamps),
-            device=device if bind_device else None,
-        )  # fmt: skip
+        if transport == "verbs":
+            from kansoku.fabric.edge.verbs import VerbsTransport, gateway_toward
+
+            made = VerbsTransport(
+                device, address, toward=gateway_toward(device),
+                hardware_stamps=stamps != "application",
+            )  # fmt: skip
+        else:
+            qpn = secrets.randbelow((1 << 24) - 2) + 2
+            made = UdpTransport(
+                address, port or settings.port, qpn, stamps=StampSource(stamps),
+                device=device if bind_device else None,
+            )  # fmt: skip
         name = f"{node}/{device}"
         workers.append(Worker(name, made, settings, seed=incarnation ^ hash(name)))
     line = Line(controller, token=token or os.environ.get("KANSOKU_FABRIC_TOKEN"))
     return Agent(node, workers, line, incarnation=incarnation)
+
+
+def learn_services(
+    node: str, devices: Sequence[str], controller: str, *, token: str | None = None
+) -> "ServiceLearning":
+    """Return what follows the queue pairs of this node's jobs; call ``start`` and ``stop``.
+
+    Raises PlatformError without root, kprobes or RDMA.
+    """
+    from kansoku.app.fabric._learning import ServiceLearning
+    from kansoku.fabric.edge.uplink import Line
+    from kansoku.fabric.edge.verbs_learner import KprobeLearner
+
+    line = Line(controller, token=token or os.environ.get("KANSOKU_FABRIC_TOKEN"))
+    return ServiceLearning(node, devices, KprobeLearner(node), line)
 
 
 def service_start(controller: str, run: "RunFacts", cluster: str | Path) -> int:

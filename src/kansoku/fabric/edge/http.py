@@ -59,6 +59,7 @@ class FabricService:
             Route("/fabric/report", self._report, methods=["POST"]),
             Route("/fabric/status", self._get_status, methods=["GET"]),
             Route("/fabric/matrix", self._get_matrix, methods=["GET"]),
+            Route("/fabric/rnics", self._rnics, methods=["GET"]),
             Route("/fabric/service/{job}", self._service, methods=["PUT", "DELETE"]),
         ]
 
@@ -173,6 +174,14 @@ class FabricService:
         with self._lock:
             known = self.controller.set_service(job, tuples)
         return _packed({"tuples": known})
+
+    async def _rnics(self, request: Request) -> Response:
+        """Answer address to RNIC name: what a learner of queue pairs needs to name their peers."""
+        if not self._allowed(request):
+            return _refusal(_Refused(401, "this controller needs its token"))
+        with self._lock:
+            members = self.controller.members()
+        return _packed({str(one["address"]): name for name, one in members.items()})
 
     async def _get_status(self, request: Request) -> Response:
         if not self._allowed(request):

@@ -12,11 +12,13 @@ application's clock is all there is; results are labelled so.
 import contextlib
 import ctypes
 import importlib
+import importlib.util
 import ipaddress
 import os
 import select
 import socket
 import struct
+import sys
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -28,7 +30,7 @@ from kansoku.fabric.edge.transport import HopAnswer, Peer, Received, Stamped
 from kansoku.fabric.edge.verbs_trace import Tracer
 from kansoku.fabric.probe import SIZE, StampSource
 
-__all__ = ["VerbsTransport", "rxe_source_port"]
+__all__ = ["VerbsTransport", "gateway_toward", "rxe_source_port"]
 
 _QKEY = 0x6B52504D  # both ends must agree on one; it is no secret
 _HOP_LIMIT = 64
@@ -41,9 +43,9 @@ _REPORT_EACH = 16  # sends of a queue pair of which one reports that it is done
 _IS_SEND = 1 << 62  # marks work requests that send; the others are numbers of receive slots
 _HANDLES = 4096
 _ROCE_PORT = 4791
+_SYSTEM = Path("/usr/lib/python3/dist-packages")
 _BASE = Path("/sys/class/infiniband")
 _OWN = Path("/proc/self/fd")
-_EMPTY = 2  # ENOENT of start_poll
 
 
 def rxe_source_port(qpn: int) -> int:
@@ -51,15 +53,52 @@ def rxe_source_port(qpn: int) -> int:
     return FIRST_PORT + ((qpn * 0x61C88647 & 0xFFFFFFFF) >> 18)
 
 
+def gateway_toward(device: str) -> str | None:
+    """Return the IPv4 gateway of the interface under a soft-RoCE device; None where there is none.
+
+    Packets may be sent that way to see their source ports.
+    """
+    try:
+        interface = (_BASE / device / "parent").read_text("ascii").strip()
+        lines = Path("/proc/net/route").read_text("ascii").splitlines()[1:]
+    except OSError:
+        return None
+    for line in lines:
+        name, _, gateway, *_ = line.split()
+        if name == interface and int(gateway, 16):
+            return socket.inet_ntoa(struct.pack("@I", int(gateway, 16)))
+    return None
+
+
+def _find_pyverbs() -> None:
+    """Make Debian's pyverbs importable from a virtual environment of the same Python version.
+
+    It is on no package index. Only this package is taken, not the folder it lies in.
+    """
+    if importlib.util.find_spec("pyverbs") is not None:
+        return
+    init = _SYSTEM / "pyverbs" / "__init__.py"
+    if init.exists():
+        folder = [str(init.parent)]
+        spec = importlib.util.spec_from_file_location(
+            "pyverbs", init, submodule_search_locations=folder
+        )
+        if spec is not None and spec.loader is not None:
+            module = importlib.util.module_from_spec(spec)
+            sys.modules["pyverbs"] = module
+            spec.loader.exec_module(module)
+
+
 def _verbs() -> Any:
     """Return pyverbs' modules in one namespace; raise DependencyError without them."""
     try:
+        _find_pyverbs()
         names = ("device", "pd", "mr", "cq", "qp", "addr", "wr", "enums", "pyverbs_error")
         parts = {name: importlib.import_module(f"pyverbs.{name}") for name in names}
     except ImportError as error:
         raise DependencyError(
             f"probing over verbs needs the package pyverbs ({error})",
-            remedy="install python3-pyverbs of rdma-core",
+            remedy="install python3-pyverbs of rdma-core, for this version of Python",
         ) from None
     return type("Verbs", (), parts)
 
@@ -347,18 +386,13 @@ class VerbsTransport:
     def _drain_extended(self, found: list[Received | Stamped | HopAnswer]) -> None:
         queue = self._cq_ex
         attributes = self._v.cq.PollCqAttr()
-        state = queue.start_poll(attributes)
-        if state == _EMPTY:
-            return
-        repost: list[int] = []
-        while state == 0:
+        # One at a time: soft-RoCE's library (rdma-core 44) steps too far at the end of a batch.
+        while queue.start_poll(attributes) == 0:
             number, status = queue.wr_id, queue.status
             length = 0 if number & _IS_SEND else queue.read_byte_len()
-            self._completion(found, number, status, length, self._stamp(queue), repost)
-            state = queue.poll_next()
-        queue.end_poll()
-        for slot in repost:
-            self._post_receive(slot)
+            stamp = self._stamp(queue)
+            queue.end_poll()
+            self._completion(found, number, status, length, stamp)
 
     def _stamp(self, queue: Any) -> int | None:
         if self.stamps is not StampSource.HARDWARE:
@@ -374,9 +408,8 @@ class VerbsTransport:
         status: int,
         length: int,
         stamp_ns: int | None,
-        repost: list[int] | None = None,
     ) -> None:
-        """Turn one completion into an event; ``repost`` collects slots to give back later."""
+        """Turn one completion into an event, and give its receive slot back."""
         if number & _IS_SEND:
             index, done, token = self._signalled.pop(number, (0, 0, None))
             self._outstanding[index] -= done
@@ -391,10 +424,7 @@ class VerbsTransport:
             found.append(Received(raw[_GRH:], address, stamp_ns, time.time_ns(), source))
         else:
             self.failed_completions += status != 0
-        if repost is None:
-            self._post_receive(number)
-        else:
-            repost.append(number)
+        self._post_receive(number)
 
     def _sender(self, route: bytes) -> str:
         """Read the sender and the length of its path from the network header before the data."""
