@@ -247,6 +247,20 @@ def test_a_healthy_device_does_not_show_the_fault(fleet, window):
         assert [v for have, v in answer if labels.items() <= have.items()] == [value]
 
 
+@pytest.mark.parametrize("server_name", ["victoria-metrics", "prometheus"])
+def test_job_starts_are_marked_once(fleet, server_name):
+    """The annotation on the overview: both jobs begin with the window, none at its end."""
+    (mark,) = [
+        one
+        for one in BOARDS["kansoku-cluster"]["annotations"]["list"]
+        if one["name"] == "job starts"
+    ]
+    server, end = fleet.servers[server_name], fleet.windows["after"]["end_ns"]
+    begun = promql(server, mark["expr"], end - 270 * 10**9)
+    assert {labels["slurm_job_id"] for labels, _ in begun} == {"417", "418"}
+    assert promql(server, mark["expr"], end) == []
+
+
 FIRES = {
     "GpuMemoryErrors", "PfcPaused", "NicDiscards", "LustreTargetLost", "FabricLoss", "FabricFault",
 }  # fmt: skip
