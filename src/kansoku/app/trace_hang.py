@@ -3,16 +3,22 @@
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
 
 from kansoku.errors import InputError
 from kansoku.formats.flight_recorder import rank_in_name, read_dump
+from kansoku.formats.nccl_communicators import Communicator, read_communicators, sniff
 from kansoku.formats.run_directory import read_run
 from kansoku.model import RunFacts, Verdict
 from kansoku.trace.hang.analyse import HangVerdict, analyse_hang
+from kansoku.trace.hang.communicators import (
+    advanced,
+    join_communicators,
+    states_of_communicators,
+)
 from kansoku.trace.hang.flight_recorder import state_of_dump
 from kansoku.trace.hang.record import RankState
 from kansoku.trace.hang.spans import states_of_spans
@@ -24,6 +30,7 @@ SCHEMA = "kansoku.trace.hang/1"
 # Below this a second process costs more than it saves.
 _FILES_WORTH_A_POOL = 400
 _CHUNK = 100
+_HEAD_BYTES = 65536
 _BLAMED = {"missing_ranks", "mismatch", "cycle", "device_or_fabric"}
 
 
@@ -70,7 +77,9 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if path.is_dir():
             files += sorted(
-                p for p in path.rglob("*") if p.is_file() and rank_in_name(p) is not None
+                p
+                for p in path.rglob("*")
+                if p.is_file() and (rank_in_name(p) is not None or _is_ncclish(p))
             )
         elif path.is_file():
             files.append(path)
@@ -83,6 +92,66 @@ def _files(paths: Sequence[Path]) -> list[Path]:
             remedy="names end in the rank: nccl_trace_rank_3, _dump_3",
         )
     return files
+
+
+def _is_ncclish(path: Path) -> bool:
+    """Return whether a file is a RAS report or an NCCL log, by its first bytes."""
+    try:
+        with path.open("rb") as stream:
+            first = stream.read(1)
+            return first != b"\x80" and sniff(first + stream.read(_HEAD_BYTES)) is not None
+    except OSError:
+        return False
+
+
+def _of_nccl(files: Sequence[Path]) -> tuple[list[RankState], list[str], bool | None]:
+    """Return the states that NCCL's own reports tell, remarks, and whether counts advance.
+
+    Several snapshots of RAS are one job in time: the last one counts. Logs are joined.
+    """
+    snapshots: list[list[Communicator]] = []
+    logs: list[Communicator] = []
+    broken: list[str] = []
+    for file in sorted(files, key=lambda one: (one.stat().st_mtime_ns, one.name)):
+        try:
+            found = read_communicators(file) or []
+        except InputError as error:
+            broken.append(str(error))
+            continue
+        if any(member.launches for one in found for member in one.members):
+            logs += found
+        elif any(one.others_launched is not None for one in found) or file.suffix == ".json":
+            snapshots.append(found)
+        else:
+            logs += found
+    moving = None
+    if len(snapshots) > 1:
+        moving = any(advanced(snapshots[0], later) for later in snapshots[1:])
+    parts = [*(snapshots[-1] if snapshots else []), *logs]
+    states, remarks = states_of_communicators(
+        join_communicators(parts), file=", ".join(str(file) for file in files[:3])
+    )
+    return states, [*broken, *remarks], moving
+
+
+def _judge_counts(verdict: HangVerdict, *, moving: bool | None) -> HangVerdict:
+    """Say what counts of launches can and cannot tell."""
+    if moving:
+        return replace(
+            verdict,
+            verdict="none",
+            culprits=(),
+            reason="the counts advance between the snapshots: the job is not hanging, ranks that "
+            "stay behind are stragglers",
+        )
+    if verdict.verdict == "none":
+        return replace(
+            verdict,
+            verdict="unknown",
+            reason="every rank has launched the same operations: nobody is missing, but counts do "
+            "not tell whether the last one ended",
+        )
+    return verdict
 
 
 def _dumps(
@@ -121,7 +190,16 @@ def hang(
     rest = [path for path in paths if path not in runs]
     states = [state for path in runs for state in states_of_spans(*_run(path))]
     unreadable: list[str] = []
-    for item in _dumps(_files(rest), executor, advance) if rest else []:
+    files = _files(rest) if rest else []
+    ncclish = [file for file in files if _is_ncclish(file)]
+    moving: bool | None = None
+    if ncclish:
+        told, remarks, moving = _of_nccl(ncclish)
+        states += told
+        unreadable += remarks
+        known = set(ncclish)
+        files = [file for file in files if file not in known]
+    for item in _dumps(files, executor, advance) if files else []:
         if isinstance(item, str):
             unreadable.append(item)
         else:
@@ -135,7 +213,10 @@ def hang(
         else:
             seen[state.rank] = state
     kept = tuple(seen[rank] for rank in sorted(seen))
-    return HangReport(verdict=analyse_hang(kept), states=kept, unreadable=tuple(unreadable))
+    verdict = analyse_hang(kept)
+    if ncclish and not files and not runs:
+        verdict = _judge_counts(verdict, moving=moving)
+    return HangReport(verdict=verdict, states=kept, unreadable=tuple(unreadable))
 
 
 def _run(path: Path) -> tuple[pl.DataFrame, RunFacts]:

@@ -1,4 +1,4 @@
-"""Name the ranks at fault for a hang: Flight Recorder dumps or a run."""
+"""Name the ranks at fault for a hang: Flight Recorder dumps, NCCL RAS, logs, or a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,8 +16,8 @@ def command(
 ) -> None:
     """Say which ranks did not enter which collective, and whom the others wait for.
 
-    Reads Flight Recorder dumps (pickle or JSON; the file name ends in the rank) and kansoku run
-    folders. Exit 1 if a hang was found.
+    Reads Flight Recorder dumps (pickle or JSON; the file name ends in the rank), RAS reports (text
+    or JSON), NCCL debug logs and kansoku run folders. Exit 1 if a hang was found.
     """
     from kansoku.app.trace_hang import found, hang, hang_json, hang_view
     from kansoku.model import Verdict
