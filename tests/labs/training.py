@@ -1,7 +1,9 @@
 """Start real trainings with and without the recorder, on Gloo, with ranks as processes."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -69,7 +71,16 @@ def start_cases(folder: Path, cases: list[str], environment: dict[str, str]) -> 
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,  # so that its ranks can be ended with it
     )
+
+
+def end_cases(process: subprocess.Popen) -> str:
+    """Kill the trainings and their ranks, which hold the pipe too; return what they said."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    output, _ = process.communicate()
+    return output
 
 
 def run_cases(
@@ -80,8 +91,7 @@ def run_cases(
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        process.kill()
-        output, _ = process.communicate()
+        output = end_cases(process)
         raise AssertionError(
             f"trainings did not end within {timeout} s:\n{output[-4000:]}"
         ) from None

@@ -7,7 +7,7 @@ import time
 import polars as pl
 import psutil
 import pytest
-from tests.labs.training import observed_environment, run_cases, start_cases
+from tests.labs.training import end_cases, observed_environment, run_cases, start_cases
 
 from kansoku.capture.payload.drain import Drain
 from kansoku.formats.run_directory import read_run
@@ -15,7 +15,7 @@ from kansoku.formats.run_directory import read_run
 pytestmark = pytest.mark.real
 
 
-def wait_until(condition, seconds=120):
+def wait_until(condition, seconds=240):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come to this"
@@ -44,8 +44,7 @@ def hanging(tmp_path_factory):
             wait_until(lambda pid=pid: not psutil.pid_exists(pid) or _zombie(pid))
         yield folder, alive, pids
     finally:
-        process.kill()
-        process.communicate()
+        end_cases(process)
 
 
 def _zombie(pid):
