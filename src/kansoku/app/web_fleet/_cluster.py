@@ -234,7 +234,10 @@ def _windows(fleet: Fleet) -> ScreenBlock:
     return Table(
         title="Free capacity now and next, by the jobs' time limits",
         columns=[Column(title="from"), Column(title="until"), Column(title="nodes", numeric=True)],
-        rows=[[stamp(w.from_ns), stamp(w.until_ns) or "open", w.nodes] for w in fleet.windows[:12]],
+        rows=[
+            [stamp(w.from_ns), stamp(w.until_ns) or "no end known", w.nodes]
+            for w in fleet.windows[:12]
+        ],
     )
 
 

@@ -1,7 +1,7 @@
 // Live pages: the server says which tables have fresh rows, the page asks for itself again and
 // exchanges what changed; canvases keep their zoom, tables their order.
 import { t } from "./texts.js";
-import { clock } from "./times.js";
+import { clockOnly } from "./times.js";
 
 const LEAST_MS = 2000;
 
@@ -21,7 +21,7 @@ export function live(refresh) {
     last = performance.now();
     try {
       await refresh();
-      state("live", t("updated {}", clock(Date.now())));
+      state("live", t("updated {}", clockOnly(Date.now())));
       document.documentElement.dataset.updates = String(Number(document.documentElement.dataset.updates ?? 0) + 1);
     } catch (error) {
       state("waiting", `${t("could not be loaded")}: ${error.message}`);

@@ -13,6 +13,7 @@ const day = format({ month: "short", day: "numeric" }, language === "ja" ? "ja-J
 const long = format({ ...DAY, hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short" });
 
 export const clock = (ms) => full.format(ms).replace(",", "");
+export const clockOnly = (ms) => second.format(ms);
 export const clockZone = (ms) => long.format(ms).replace(",", "");
 
 const STEPS = [1e3, 2e3, 5e3, 10e3, 15e3, 30e3, 60e3, 120e3, 300e3, 600e3, 900e3, 1800e3, 3600e3, 7200e3,
