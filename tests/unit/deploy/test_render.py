@@ -397,7 +397,9 @@ def test_units_find_every_variable_in_their_environment_file(rendered):
         file = re.search(r"^EnvironmentFile=(.+)$", text, re.MULTILINE)
         given = set(re.findall(r"^Environment=([A-Z_]+)=", text, re.MULTILINE))
         if file:
-            given |= set(re.findall(r"^([A-Z_]+)=", (folder / places[file[1]]).read_text(), re.MULTILINE))
+            given |= set(
+                re.findall(r"^([A-Z_]+)=", (folder / places[file[1]]).read_text(), re.MULTILINE)
+            )
         assert used <= given, path.name
     for name in ("gateway", "controller"):
         text = (folder / f"collector/{name}.yaml").read_text()
@@ -407,7 +409,9 @@ def test_units_find_every_variable_in_their_environment_file(rendered):
             / f"systemd/kansoku-{'gateway' if name == 'gateway' else 'controller-log'}.service"
         )
         file = re.search(r"^EnvironmentFile=(.+)$", unit.read_text(), re.MULTILINE)
-        given = set(re.findall(r"^([A-Z_]+)=", (folder / places[file[1]]).read_text(), re.MULTILINE))
+        given = set(
+            re.findall(r"^([A-Z_]+)=", (folder / places[file[1]]).read_text(), re.MULTILINE)
+        )
         given |= set(re.findall(r"^Environment=([A-Z_]+)=", unit.read_text(), re.MULTILINE))
         assert used <= given, name
         if name == "gateway":
