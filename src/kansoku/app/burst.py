@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from kansoku.burst.policy import BurstPolicy
 from kansoku.burst.rows import WINDOW_METRIC
 from kansoku.burst.summary import PortSummary, summarise
 from kansoku.catalog import Cluster
+from kansoku.catalog.nic_counters import match_ethtool
 from kansoku.errors import ConfigurationError, InputError
 from kansoku.model import table_schema
 from kansoku.view import Block, Column, Sentence, Series, Table, Tone, View
@@ -43,6 +45,10 @@ __all__ = [
 SCHEMA = "kansoku.burst.report/1"
 _KEPT = 200_000  # bursts a watch holds for its own report; the store takes all
 _POLL_S = 0.25
+_CONGESTION = {
+    "kansoku.nic.pause.frames", "kansoku.nic.discards", "kansoku.nic.ecn.marked",
+    "kansoku.nic.pause.storms",
+}  # fmt: skip
 OnBursts = Callable[[str, str, Sequence[Burst]], None]
 
 
@@ -108,7 +114,39 @@ def make_sampler(
 ) -> Sampler:
     """Return a sampler of this node's ports, not yet started; what the node agent uses."""
     found: list[Port] = find_ports(ports, line_rates_bits_per_s=rates_bits_per_s)
-    return Sampler(found, node=node, interval_ns=round(interval_s * 1e9), policy=policy)
+    return Sampler(
+        found,
+        node=node,
+        interval_ns=round(interval_s * 1e9),
+        policy=policy,
+        slow_counters=_driver_counters,
+    )
+
+
+@cache
+def _statistics() -> Callable[[str], Mapping[str, int] | None]:
+    from kansoku.node.edge.ethtool import EthtoolSocket
+
+    return EthtoolSocket().statistics
+
+
+def _driver_counters(port: str, *, root: Path = Path("/sys/class")) -> dict[str, int]:
+    """Return pause frames, discards and congestion marks that the NIC's driver counts.
+
+    Only those the catalogue explains; an RDMA port's are its interface's.
+    """
+    names = [path.name for path in (root / "infiniband" / port / "device" / "net").glob("*")]
+    found: dict[str, int] = {}
+    for name in names or [port]:
+        try:
+            driver = (root / "net" / name / "device" / "driver").readlink().name
+        except OSError:
+            continue  # a virtual interface: it has no driver that counts such things
+        for counter, value in (_statistics()(name) or {}).items():
+            match = match_ethtool(driver, counter)
+            if match is not None and match.metric in _CONGESTION:
+                found[counter] = value
+    return found
 
 
 def watch(

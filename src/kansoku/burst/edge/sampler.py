@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -143,6 +143,12 @@ class Readings:
         os.close(self._fd)
 
 
+def _concerns(counter: str, side: str) -> bool:
+    """Return whether a counter belongs to this direction: ``tx_…`` does not to receiving."""
+    other = {"receive": "tx_", "transmit": "rx_"}[side]
+    return not counter.startswith(other)
+
+
 def _parse(text: npt.NDArray[np.uint8]) -> Ints:
     """Return decimal numbers that end with a newline, shape ``(rows,)``; garbage reads as 0."""
     ends = text == 10
@@ -171,8 +177,13 @@ class Sampler:
         policy: BurstPolicy | None = None,
         real_time: bool = True,
         unix_ns: Callable[[], int] = time.time_ns,
+        slow_counters: Callable[[str], Mapping[str, int]] | None = None,
     ) -> None:
-        """``real_time`` runs the reader under SCHED_FIFO where that is allowed."""
+        """``real_time`` runs the reader under SCHED_FIFO where that is allowed.
+
+        ``slow_counters`` gives a port's counters that take too long for every reading, such as a
+        driver's pause frames; they are read once a window.
+        """
         if not 50_000 <= interval_ns <= 1_000_000_000:
             raise ConfigurationError(
                 f"burst sampling interval {interval_ns} ns is not within 50 µs and 1 s"
@@ -197,6 +208,8 @@ class Sampler:
         }
         self._bursts: dict[tuple[str, str], list[Burst]] = {key: [] for key in self._detectors}
         self._due_ns = 0
+        self._slow_counters = slow_counters
+        self._slow: dict[str, Mapping[str, int]] = {}
         self.torn = 0
         """Readings thrown away: the reader was interrupted between its two stamps."""
 
@@ -206,6 +219,20 @@ class Sampler:
             self.ports, interval_ns=self.interval_ns, real_time=self._real_time
         )
         self._due_ns = self._unix_ns() + int(self.policy.window_s * 1e9)
+        self._grown()
+
+    def _grown(self) -> dict[str, dict[str, int]]:
+        """Return how far each port's slow counters grew since the last call."""
+        if self._slow_counters is None:
+            return {}
+        found = {}
+        for port in self.ports:
+            now, before = self._slow_counters(port.name), self._slow.get(port.name, {})
+            self._slow[port.name] = now
+            found[port.name] = {
+                name: max(value - before[name], 0) for name, value in now.items() if name in before
+            }
+        return found
 
     def wait_reading(self, timeout_s: float = 10.0) -> None:
         """Return when the reader has written; raise PlatformError when it cannot."""
@@ -244,7 +271,7 @@ class Sampler:
             own = {
                 name: values[~torn]
                 for (owner, name), values in beside.items()
-                if owner == port and not (name[:3] in {"rx_", "tx_"} and name[0] != side[0])
+                if owner == port and _concerns(name, side)
             }
             bursts = detector.feed(times, counters[key][~torn], own)
             if bursts:
@@ -259,6 +286,7 @@ class Sampler:
             return []
         self._due_ns = now + int(self.policy.window_s * 1e9)
         found = []
+        slow = self._grown()
         rates = {port.name: port.line_rate_bits_per_s / 8 for port in self.ports}
         for (port, side), detector in self._detectors.items():
             if final:
@@ -266,6 +294,9 @@ class Sampler:
             window = detector.window()
             bursts, self._bursts[port, side] = self._bursts[port, side], []
             if window is not None:
+                for name, growth in slow.get(port, {}).items():
+                    if _concerns(name, side):
+                        window.beside[name] = growth
                 found.append(
                     PortBursts(
                         node=self.node,
