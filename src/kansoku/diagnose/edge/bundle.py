@@ -60,6 +60,7 @@ _STEP_MS = (
 )
 _LOSS = r"(?i)\b(?:lm |train(?:ing)?[_ ])?loss\b\s*[:= ]\s*([-+]?\d[\d.]*(?:[eE][-+]?\d+)?)"
 _MOST_STEPS = 200_000
+_MOST_PACES = 64
 
 
 @dataclass(slots=True)
@@ -180,7 +181,9 @@ def _read_text(path: Path, name: str, bundle: Bundle, reference_ns: int | None) 
         bundle.facts += facts_of_text(text.splitlines(), node=facts.node, name=name)
     try:
         rows = _suspicious(frame)
-        steps = _steps(frame, facts) if facts.kind == "job" else None
+        # In step all ranks say the same: some logs are enough for the pace.
+        wanted = facts.kind == "job" and len(bundle.numbers) < _MOST_PACES
+        steps = _steps(frame, facts) if wanted else None
     except pl.exceptions.ComputeError:
         frame = _robust_lines(path)
         rows, steps = _suspicious(frame), None
@@ -188,7 +191,10 @@ def _read_text(path: Path, name: str, bundle: Bundle, reference_ns: int | None) 
     if steps is not None and len(steps):
         bundle.numbers.append(steps)
     if facts.kind == "job":
-        bundle.reader.read_progress([*head.splitlines(), *tail.splitlines()], facts)
+        # A log of one rank says all in its last lines; one of many ranks needs more of them.
+        few = 40 if facts.rank is not None else 800
+        first, last = head.splitlines()[: few // 2], tail.splitlines()[-few:]
+        bundle.reader.read_progress([*first, *last], facts)
     if facts.kind in {"job", "scheduler"}:
         ended = says_it_ended_well(tail.splitlines()[-40:])
         if ended is not None:
