@@ -51,6 +51,7 @@ def train(case, rank, steps, folder):
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
     torch.manual_seed(7 + rank)
     loader = DataLoader(torch.randn(200_000, 64), batch_size=16)
+    deadline = time.monotonic() + 90
     flag, losses, pair = torch.zeros(1), [], torch.ones(5)
     for step, x in enumerate(loader):
         loss = trained(x).pow(2).mean()
@@ -65,7 +66,8 @@ def train(case, rank, steps, folder):
             else:
                 dist.recv(pair, 0)
                 dist.send(pair, 0)
-        flag[0] = step + 1 == steps or (not steps and (folder / "stop").exists())
+        leave = (folder / "stop").exists() or time.monotonic() > deadline
+        flag[0] = step + 1 == steps or (not steps and leave)
         dist.all_reduce(flag)
         if flag.item():
             break

@@ -208,6 +208,13 @@ class Observer:
         self._launches = launches
         self._clock = clock
         self._bpf = Bpf()
+        try:
+            self._bpf.program(
+                "plain", 0
+            )  # what is not allowed is to be known before a ring is made
+        except OSError:
+            self._bpf.close()
+            raise
         self._files: dict[tuple[int, int], _Found | None] = {}
         self.watched: dict[int, Watched] = {}
         self._by_number: dict[int, Watched] = {}
