@@ -24,24 +24,14 @@ def day(tmp_path_factory):
     with LocalStore(tmp_path_factory.mktemp("jobs"), clock_ns=lambda: DAY_END_NS) as store:
         written = write_day(store, nodes=8, gpus=4, minutes=240, gauges=("power",), fabric=False)
         slow = Schedule(slow={(2, "forward"): 1.5}, steps=30)
-        save_run(store.folder / "runs" / "a", *_two(slow), run="slow", job=mine(written)["job_id"])
-        save_run(
-            store.folder / "runs" / "b", *_two(Schedule(steps=30, seed=2)), run="even", job="999999"
-        )
+        facts, spans, _ = generate(slow)
+        save_run(store.folder / "runs" / "a", facts, spans=spans, run="slow",
+                 job=mine(written)["job_id"])  # fmt: skip
+        facts, spans, _ = generate(Schedule(steps=30, seed=2))
+        save_run(store.folder / "runs" / "b", facts, spans=spans, run="even", job="999999")
         store.append("steps", generate(Schedule(steps=25, seed=3))[2].with_columns(
             run=pl.lit("rows"), tokens=pl.lit(1024.0)))  # fmt: skip
         yield store, written
-
-
-def _two(schedule):
-    facts, spans, _ = generate(schedule)
-    return facts, spans
-
-
-def save_run(folder, facts, spans, **more):
-    from tests.labs import web_run
-
-    return web_run.save_run(folder, facts, spans=spans, **more)
 
 
 def mine(written):
@@ -214,7 +204,7 @@ def test_history_counts_the_jobs_of_the_store(client, day):
     assert counted == len(day[1].jobs)
     idle = client.get("/api/v1/pages/history/idle").json()
     running = {n for j in day[1].jobs if j["state"] == "RUNNING" for n in j["node_list"].split(",")}
-    assert set(idle["now"]["idle"]) == set(day[1].nodes) - running
+    assert set(idle["nodes"]["idle"]) == set(day[1].nodes) - running
 
 
 def test_tenants_see_their_own_jobs_and_runs_only(day):

@@ -79,7 +79,7 @@ class _Both:
 
     def merge(self, table: str, frame: pl.DataFrame) -> Merged:
         """Refuse: pages only read."""
-        raise NotImplementedError(f"pages never write {table}: {len(frame)} rows")
+        raise InputError(f"pages never write {table}: {len(frame)} rows")
 
     def note(self, name: str) -> str | None:
         """Return nothing: notes are the importer's."""
@@ -88,7 +88,7 @@ class _Both:
 
     def remember(self, name: str, value: str) -> None:
         """Refuse: pages only read."""
-        raise NotImplementedError(f"pages never write {name}={value}")
+        raise InputError(f"pages never write {name}={value}")
 
 
 def _widened(sent: pl.DataFrame) -> pl.DataFrame:
