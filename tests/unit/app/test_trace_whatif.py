@@ -1,0 +1,125 @@
+"""What-if from files: operation traces, Kineto sets; the answer's contract."""
+
+import json
+
+import polars as pl
+import pytest
+from tests.labs.kineto_files import Job, document, row, write
+from tests.labs.operation_traces import pipeline_rows
+from typer.testing import CliRunner
+
+from kansoku.app._trace_whatif_sources import pipeline_stages
+from kansoku.app.trace_whatif import whatif
+from kansoku.cli.trace_whatif import command
+from kansoku.errors import InputError
+from kansoku.model import ProcessGroup, RankFacts, RunFacts
+
+
+def kineto(folder, compute_us, *, steps=4, ranks=4):
+    """Steps of 100 µs: 10 idle, compute, a collective until 90, 10 idle."""
+    for rank in range(ranks):
+        rows = []
+        for step in range(steps):
+            at = 1_000_000.0 + 100 * step
+            took = compute_us(rank, step)
+            rows += [
+                row("user_annotation", f"ProfilerStep#{step}", 1, 1, at, 100, {}),
+                row("kernel", "gemm", rank, 7, at + 10, took, {"device": rank, "stream": 7}),
+                row(
+                    "kernel",
+                    "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgs)",
+                    rank,
+                    40,
+                    at + 10 + took,
+                    80 - took,
+                    {"device": rank, "stream": 40, "Collective name": "allreduce"},
+                ),
+            ]
+        job = Job(rank=rank, world=ranks)
+        write(folder / f"rank{rank}.json", json.dumps(document(job, rows)))
+    return folder
+
+
+def test_a_slow_rank_in_kineto_traces(tmp_path):
+    answer = whatif([kineto(tmp_path, lambda rank, _step: 60 if rank == 2 else 40)]).to_json()
+    # The collective itself takes 20 µs. Ideal: 45 µs of mean compute, 20 of idle, 20 of transfer.
+    assert answer["actual_s"] == pytest.approx(100e-6)
+    assert answer["ideal_s"] == pytest.approx(85e-6)
+    assert answer["culprit"]["kind"] == "worker"
+    assert (answer["culprit"]["dp"], answer["culprit"]["pp"]) == (2, 0)
+    assert answer["culprit"]["share"] == pytest.approx(1.0)
+    assert answer["source"] == "kineto"
+
+
+def test_a_slow_last_stage_in_kineto_traces(tmp_path):
+    folder = kineto(tmp_path, lambda rank, _step: 60 if rank >= 2 else 40)
+    answer = whatif([folder], stages=2).to_json()
+    assert (answer["culprit"]["kind"], answer["culprit"]["pp"]) == ("stage", 1)
+
+
+def test_one_rank_cannot_be_compared(tmp_path):
+    result = whatif([kineto(tmp_path, lambda _rank, _step: 40, ranks=1)])
+    assert result.to_json()["verdict"] == "unknown"
+    assert "one rank" in result.reason
+    assert result.workers.is_empty()
+
+
+def test_the_command_and_its_contract(tmp_path):
+    import typer
+
+    slow = pipeline_rows(forward=lambda _dp, pp, _step, _mb: 1.5 if pp == 1 else 1.0)
+    slow.write_parquet(tmp_path / "trace-X.parquet")
+    (tmp_path / "meta-X.yaml").write_text("trial_name: X\ndsp_size: 1\n")
+    app = typer.Typer()
+    app.command()(command)
+    page = tmp_path / "page.html"
+    outcome = CliRunner().invoke(app, [str(tmp_path), "--json", "--html", str(page)])
+    assert outcome.exit_code == 1
+    answer = json.loads(outcome.stdout)
+    assert list(answer)[:9] == [
+        "schema", "slowdown", "ideal_s", "actual_s", "workers", "stages", "operations", "verdict",
+        "culprit",
+    ]  # fmt: skip
+    assert answer["schema"] == "kansoku.trace.whatif/1"
+    assert {"dp", "pp", "share"} <= answer["workers"][0].keys()
+    assert {"pp", "share"} <= answer["stages"][0].keys()
+    assert {"type", "share"} <= answer["operations"][0].keys()
+    assert {"kind", "dp", "pp", "share"} <= answer["culprit"].keys()
+    assert answer["slowdown"] == pytest.approx(answer["actual_s"] / answer["ideal_s"])
+    assert "last stage" in page.read_text()
+    assert "last stage" in CliRunner().invoke(app, [str(tmp_path)]).stdout
+
+
+def test_tables(tmp_path):
+    pipeline_rows(dp_size=3).write_parquet(tmp_path / "trace-X.parquet")
+    result = whatif([tmp_path / "trace-X.parquet"])
+    assert result.workers.shape == (6, 5)
+    assert result.stages.schema == {"pp": pl.Int64, "share": pl.Float64, "slowdown": pl.Float64}
+    assert "optimizer" in result.operations["type"].to_list()
+    assert result.to_json()["culprit"] is None
+
+
+def test_nothing_there():
+    with pytest.raises(InputError, match="no such file"):
+        whatif(["/nowhere/at/all"])
+
+
+def test_stages_by_process_groups():
+    def facts(*groups):
+        own = tuple(
+            ProcessGroup(name=str(n), description=text, ranks=ranks)
+            for n, (text, ranks) in enumerate(groups)
+        )
+        rank = RankFacts(
+            rank=0, local_rank=0, world_size=4, node="n", pid=1, device=None, torch_version=None,
+            python_version=None, groups=own,
+        )  # fmt: skip
+        return RunFacts(
+            run="r", command=(), start_ns=0, end_ns=None, exit_code=None, slurm_job=None,
+            nodes=(), ranks=(rank,),
+        )  # fmt: skip
+
+    both = facts(("mesh_pp", (0, 2)), ("mesh_pp", (1, 3)), ("mesh_dp", (0, 1)))
+    assert pipeline_stages(both) == [[0, 1], [2, 3]]
+    assert pipeline_stages(facts(("mesh_dp", (0, 1)))) is None
+    assert pipeline_stages(facts(("mesh_pp", (0, 2)), ("mesh_pp", (1,)))) == [[0], [2]]
