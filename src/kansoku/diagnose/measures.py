@@ -119,13 +119,18 @@ def _carried(values: Floats) -> Floats:
     return out
 
 
-def _is_counter(values: Floats) -> bool:
-    """Say whether all series only ever grow (with a reset now and then)."""
+def _never_falls(values: Floats) -> bool:
+    """Say whether no series falls, but for a reset now and then."""
     if values.shape[1] < 3:
         return False
     steps = np.diff(_carried(values), axis=1)
     known = steps[~np.isnan(steps)]
-    return bool(len(known)) and float((known < 0).mean()) < 0.01 and bool((known > 0).any())
+    return bool(len(known)) and float((known < 0).mean()) < 0.01
+
+
+def _is_counter(values: Floats) -> bool:
+    """Say whether all series only ever grow, and some do."""
+    return _never_falls(values) and bool((np.diff(_carried(values), axis=1) > 0).any())
 
 
 def _lasting(
@@ -286,7 +291,7 @@ def _by_growth(grid: _Grid, quantity: Quantity, policy: MeasurePolicy) -> list[O
     """Counters of bad events: those that grow where (nearly) no peer does."""
     if grid.values.shape[1] == 1:
         growth = np.nan_to_num(grid.values)
-    elif _is_counter(grid.values):
+    elif _never_falls(grid.values):
         growth = _growth(grid.values)
     else:
         growth = np.nan_to_num(np.maximum(grid.values, 0))
