@@ -9,7 +9,7 @@ import shlex
 import pytest
 from tests.labs import roce
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 SCRIPT = """#!/bin/sh
 for module in crc32_generic veth rdma_rxe rdma_ucm ib_uverbs sch_netem sch_tbf; do
@@ -25,7 +25,7 @@ def guest(tmp_path_factory):
     run = f"exec {roce.ROOT}/.venv/bin/python {roce.ROOT}/tests/labs/roce_guest.py"
     (results / "script").write_text(SCRIPT + "\n".join([*words, run]) + "\n")
     # Seconds on a machine of its own; minutes where it shares one: the guest's clock is virtual.
-    roce.run_guest("/results/script", results, timeout_s=420)
+    roce.run_guest("/results/script", results, timeout_s=560)
     return json.loads((results / "answer.json").read_text())
 
 
