@@ -79,7 +79,8 @@ def make_bundle(folder: Path) -> int:
             text += (
                 f"{_stamp(4200)} [rank{rank}]:[E304 06:10:00.{rank:06d} ProcessGroupNCCL.cpp:616] "
                 f"[Rank {rank}] Watchdog caught collective operation timeout: "
-                "WorkNCCL(SeqNum=9001, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600012 milliseconds\n"
+                "WorkNCCL(SeqNum=9001, OpType=ALLREDUCE, Timeout(ms)=600000) "
+                "ran for 600012 milliseconds\n"
             )
         (folder / "logs" / f"node{rank // 8:03d}_rank{rank}.log").write_text(text)
         _dump(folder / "dumps" / f"nccl_trace_rank_{rank}", rank)
