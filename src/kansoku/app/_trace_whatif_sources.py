@@ -1,43 +1,20 @@
 """Phase times of our runs and of Kineto traces as operations for the what-if analysis."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
 
 from kansoku.app._trace_breakdown import breakdown
-from kansoku.formats.run_directory import read_run
-from kansoku.model import RunFacts
-from kansoku.trace.steps import step_rows
+from kansoku.app.report import load_run
 from kansoku.trace.whatif.analyse import WhatIf, what_if
 from kansoku.trace.whatif.phases import MEETING, phase_operations
 
-__all__ = ["kineto_operations", "pipeline_stages", "run_operations"]
+__all__ = ["kineto_operations", "run_operations"]
 
 # The first step of a run holds compilation, allocation and connection set-up.
 _WARM_UP_STEPS = 1
 _FEWEST_STEPS = 2
-
-
-def pipeline_stages(facts: RunFacts) -> list[list[int]] | None:
-    """Return the ranks of each pipeline stage as the process groups tell them; None if none do.
-
-    A group described as ``pp`` or ``pipeline`` lists one rank of every stage, in order.
-    """
-    groups = {
-        group.ranks
-        for rank in facts.ranks
-        for group in rank.groups
-        if len(group.ranks) > 1 and _is_pipeline(group.description)
-    }
-    if not groups or len({len(ranks) for ranks in groups}) != 1:
-        return None
-    return [sorted(stage) for stage in zip(*sorted(groups), strict=True)]
-
-
-def _is_pipeline(description: str | None) -> bool:
-    words = (description or "").lower().replace("-", "_").split("_")
-    return "pp" in words or "pipeline" in words
 
 
 def _blocks(ranks: Sequence[int], stages: int | None) -> list[list[int]] | None:
@@ -47,11 +24,17 @@ def _blocks(ranks: Sequence[int], stages: int | None) -> list[list[int]] | None:
     return [list(ranks[first : first + size]) for first in range(0, len(ranks), size)]
 
 
+def _stages(roles: Mapping[int, tuple[int, ...]], ranks: Sequence[int]) -> list[list[int]] | None:
+    """Return the ranks of each stage as process groups tell; None where one holds all."""
+    found = [[rank for rank in role if rank in set(ranks)] for role in roles.values()]
+    whole = len(found) > 1 and sorted(rank for stage in found for rank in stage) == list(ranks)
+    return found if whole and len({len(stage) for stage in found}) == 1 else None
+
+
 def run_operations(path: Path, *, stages: int | None) -> WhatIf | str:
     """Analyse a run directory; return the reason where it cannot be."""
-    run = read_run(path)
-    rows = step_rows(run.spans, facts=run.facts, resources=run.resources)
-    rows = rows.filter(pl.col("duration_ns").is_not_null() & pl.col("rank").is_not_null())
+    run = load_run(path)
+    rows = run.steps.filter(pl.col("duration_ns").is_not_null() & pl.col("rank").is_not_null())
     if rows.is_empty():
         return "the run has no complete step"
     first = int(rows["step"].min() or 0)  # type: ignore[arg-type]
@@ -71,7 +54,7 @@ def run_operations(path: Path, *, stages: int | None) -> WhatIf | str:
         },
         blocked="collective_ns",
         after={"optimizer_ns": "optimizer", "checkpoint_ns": "checkpoint"},
-        stages=_blocks(ranks, stages) or pipeline_stages(run.facts),
+        stages=_blocks(ranks, stages) or _stages(run.layout.roles(), ranks),
         source=str(path),
     )
     return what_if(

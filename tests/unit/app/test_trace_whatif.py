@@ -1,18 +1,20 @@
 """What-if from files: operation traces, Kineto sets; the answer's contract."""
 
 import json
+from dataclasses import replace
 
 import polars as pl
 import pytest
+from tests.labs.generated_run import Schedule, generate
 from tests.labs.kineto_files import Job, document, row, write
 from tests.labs.operation_traces import pipeline_rows
+from tests.labs.web_run import save_run
 from typer.testing import CliRunner
 
-from kansoku.app._trace_whatif_sources import pipeline_stages
 from kansoku.app.trace_whatif import whatif
 from kansoku.cli.trace_whatif import command
 from kansoku.errors import InputError
-from kansoku.model import ProcessGroup, RankFacts, RunFacts
+from kansoku.model import ProcessGroup
 
 
 def kineto(folder, compute_us, *, steps=4, ranks=4):
@@ -64,6 +66,17 @@ def test_one_rank_cannot_be_compared(tmp_path):
     assert result.workers.is_empty()
 
 
+def test_a_slow_rank_in_a_run(tmp_path):
+    schedule = Schedule(ranks=4, steps=12, jitter=0.0, slow={(1, "backward"): 1.5})
+    facts, spans, _ = generate(schedule)
+    answer = whatif([save_run(tmp_path / "run", facts, spans=spans)]).to_json()
+    assert answer["source"] == "run"
+    # 51 ms of work, 15 more on rank 1, four transfers of 0.5 ms; the first step is left out.
+    assert answer["actual_s"] == pytest.approx(0.068, rel=1e-6)
+    assert len(answer["steps"]) == 11
+    assert (answer["culprit"]["kind"], answer["culprit"]["dp"]) == ("worker", 1)
+
+
 def test_the_command_and_its_contract(tmp_path):
     import typer
 
@@ -104,22 +117,21 @@ def test_nothing_there():
         whatif(["/nowhere/at/all"])
 
 
-def test_stages_by_process_groups():
-    def facts(*groups):
-        own = tuple(
-            ProcessGroup(name=str(n), description=text, ranks=ranks)
-            for n, (text, ranks) in enumerate(groups)
+def test_stages_by_process_groups(tmp_path):
+    slow = {(rank, phase): 1.5 for rank in (2, 3) for phase in ("forward", "backward")}
+    facts, spans, _ = generate(Schedule(ranks=4, steps=6, jitter=0.0, slow=slow))
+    pairs = {0: (0, 2), 2: (0, 2), 1: (1, 3), 3: (1, 3)}
+    ranks = tuple(
+        replace(
+            rank,
+            groups=(
+                *rank.groups,
+                ProcessGroup(name=f"p{rank.rank % 2}", description="mesh_pp",
+                             ranks=pairs[rank.rank]),
+            ),
         )
-        rank = RankFacts(
-            rank=0, local_rank=0, world_size=4, node="n", pid=1, device=None, torch_version=None,
-            python_version=None, groups=own,
-        )  # fmt: skip
-        return RunFacts(
-            run="r", command=(), start_ns=0, end_ns=None, exit_code=None, slurm_job=None,
-            nodes=(), ranks=(rank,),
-        )  # fmt: skip
-
-    both = facts(("mesh_pp", (0, 2)), ("mesh_pp", (1, 3)), ("mesh_dp", (0, 1)))
-    assert pipeline_stages(both) == [[0, 1], [2, 3]]
-    assert pipeline_stages(facts(("mesh_dp", (0, 1)))) is None
-    assert pipeline_stages(facts(("mesh_pp", (0, 2)), ("mesh_pp", (1,)))) == [[0], [2]]
+        for rank in facts.ranks
+    )  # fmt: skip
+    run = save_run(tmp_path / "run", replace(facts, ranks=ranks), spans=spans)
+    culprit = whatif([run]).to_json()["culprit"]
+    assert (culprit["kind"], culprit["pp"]) == ("stage", 1)
