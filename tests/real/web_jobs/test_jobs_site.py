@@ -144,6 +144,11 @@ def test_the_timeline_zooms_joins_and_marks(site, show):
     assert page.evaluate(view) == pytest.approx(whole * 0.7)
     page.keyboard.press("0")
     assert page.evaluate(view) == whole
+    # Once more: every lane fits; and back.
+    page.keyboard.press("0")
+    assert page.evaluate("window.kansoku.drawn.values().next().value.fits()") is True
+    page.keyboard.press("0")
+    assert page.evaluate("window.kansoku.drawn.values().next().value.fits()") is False
     # Rank 9 came last to the first all-reduce: the only late arrival, found by keyboard or mouse.
     page.evaluate(
         """() => {

@@ -22,7 +22,7 @@ function lower(array, from, to, wanted) {
 export function timeline(box, columns, title) {
   let { header: h, arrays: a } = columns;
   let lines, tops, full, end, colours, joins;
-  let from = 0, to = 1, top = 0, chosen = -1;
+  let from = 0, to = 1, top = 0, chosen = -1, grow = 1;   // grow: height of rows, 1 is as laid out
   let left = 80, room = 100, body = 100;
   const hidden = new Set();
 
@@ -54,14 +54,17 @@ export function timeline(box, columns, title) {
   to = end;
   const most = Number(box.dataset.height) || 620;
   const scale = () => room / (to - from);
-  const byLine = (py) => lines.find((line) => py + top >= line.y && py + top < line.y + line.bar);
+  const tall = () => full * grow;
+  const least = () => Math.min(1, body / full);
+  const yOf = (line) => line.y * grow - top;
+  const byLine = (py) => lines.find((line) => py >= yOf(line) && py < yOf(line) + line.bar * grow);
 
   function drawLine(context, line, dark) {
-    const k = scale(), y0 = line.y - top;
-    if (y0 + line.bar < 0 || y0 > body) return;
+    const k = scale(), y0 = yOf(line), bar = Math.max(line.bar * grow, 1), thin = bar > 2 ? 1 : 0;
+    if (y0 + bar < 0 || y0 > body) return;
     let n = lower(a.start_ns, line.first, line.last, from - line.longest);
     let filled = -1;
-    const wideEnough = line.bar > 10;
+    const wideEnough = bar > 10;
     while (n < line.last) {
       const start = a.start_ns[n];
       if (start > to) break;
@@ -75,18 +78,18 @@ export function timeline(box, columns, title) {
       const wide = Math.max(x1 - x0, 1);
       context.fillStyle = colours[a.kind[n]];
       if (h.kinds[a.kind[n]] === "step") context.globalAlpha = 0.35;
-      context.fillRect(x0, y0, wide > 3 ? wide - 0.6 : wide, line.bar - 1);
+      context.fillRect(x0, y0, wide > 3 ? wide - 0.6 : wide, bar - thin);
       context.globalAlpha = 1;
       if (a.mark[n]) {
         context.strokeStyle = dark.bad;
         context.lineWidth = 1.5;
-        context.strokeRect(x0 + 0.75, y0 + 0.75, Math.max(wide - 1.5, 1), line.bar - 2.5);
+        context.strokeRect(x0 + 0.75, y0 + 0.75, Math.max(wide - 1.5, 1), Math.max(bar - 2.5, 1));
       }
       if (wideEnough && wide > 30) {
         context.fillStyle = "#10151b";
         context.font = "10.5px system-ui, 'Noto Sans CJK JP', sans-serif";
         const shown = Math.max(x0, left);
-        context.fillText(fitted(context, h.names[a.name[n]] ?? "", Math.min(x1, left + room) - shown - 7), shown + 4, y0 + line.bar / 2);
+        context.fillText(fitted(context, h.names[a.name[n]] ?? "", Math.min(x1, left + room) - shown - 7), shown + 4, y0 + bar / 2);
       }
       filled = Math.max(x1, Math.ceil(x0));
       n++;
@@ -106,11 +109,16 @@ export function timeline(box, columns, title) {
     const ground = [1, 3, 5].map((at) => parseInt(tones.blank.slice(at, at + 2), 16));
     const inks = colours.map((colour, n) => word(colour, h.kinds[n] === "step" ? 0.35 : 1, ground));
     const k = scale() * ratio, row = new Uint32Array(width), marked = [];
+    let written = 0;
     words.fill(blank);
     for (const line of lines) {
-      const y0 = Math.round((line.y - top) * ratio), y1 = Math.round((line.y - top + line.bar - 1) * ratio);
+      const bar = line.bar * grow, y0 = Math.round(yOf(line) * ratio);
+      const y1 = Math.max(Math.round((yOf(line) + bar - (bar > 2 ? 1 : 0)) * ratio), y0 + 1);
       if (y1 <= 0 || y0 >= height) continue;
-      row.fill(blank);
+      // One pixel high: straight into the picture, what is nested over what it is nested in.
+      const flat = y1 - y0 === 1, out = flat ? words : row, base = flat ? y0 * width : 0;
+      if (flat && y0 < 0) continue;
+      if (!flat) row.fill(blank);
       let filled = -1;
       for (let n = lower(a.start_ns, line.first, line.last, from - line.longest); n < line.last && a.start_ns[n] <= to; n++) {
         if (hidden.has(a.kind[n])) continue;
@@ -121,16 +129,24 @@ export function timeline(box, columns, title) {
         if (x1 <= filled) continue;
         filled = Math.max(x1, x0 + 1);
         // A pixel is left free between neighbours that are wide enough to spare it.
-        row.fill(inks[a.kind[n]], x0, Math.min(x1 - x0 > 3 ? x1 - 1 : filled, width));
+        const stop = Math.min(x1 - x0 > 3 ? x1 - 1 : filled, width), ink = inks[a.kind[n]];
+        if (stop - x0 > 8) out.fill(ink, base + x0, base + stop);
+        else for (let x = x0; x < stop; x++) out[base + x] = ink;
       }
-      for (let at = Math.max(y0, 0); at < Math.min(y1, height); at++) words.set(row, at * width);
+      if (flat) { written = Math.max(written, y1); continue; }
+      for (let at = Math.max(y0, 0); at < Math.min(y1, height); at++) {
+        if (at >= written) { words.set(row, at * width); continue; }
+        // Squeezed, rows share pixels: what is nested lies over what it is nested in.
+        for (let x = 0, place = at * width; x < width; x++, place++) if (row[x] !== blank) words[place] = row[x];
+      }
+      written = Math.max(written, y1);
     }
     context.putImageData(pixels, Math.round(left * ratio), 0);
     context.strokeStyle = tones.bad;
     context.lineWidth = 1.5;
     for (const n of marked) {
       const line = lineOf(n), x0 = left + (a.start_ns[n] - from) * k / ratio, wide = a.duration_ns[n] * k / ratio;
-      context.strokeRect(x0 + 0.75, line.y - top + 0.75, Math.max(wide - 1.5, 1), line.bar - 2.5);
+      context.strokeRect(x0 + 0.75, yOf(line) + 0.75, Math.max(wide - 1.5, 1), Math.max(line.bar * grow - 2.5, 1));
     }
   }
   function together(n) {
@@ -160,8 +176,8 @@ export function timeline(box, columns, title) {
     context.lineWidth = 1.5;
     let before = null;
     for (const n of members) {
-      const line = lineOf(n), x0 = left + (a.start_ns[n] - from) * k, y0 = line.y - top;
-      context.strokeRect(x0 - 1, y0 - 1, Math.max(a.duration_ns[n] * k, 2) + 2, line.bar + 1);
+      const line = lineOf(n), x0 = left + (a.start_ns[n] - from) * k, y0 = yOf(line), bar = Math.max(line.bar * grow, 1);
+      context.strokeRect(x0 - 1, y0 - 1, Math.max(a.duration_ns[n] * k, 2) + 2, bar + 1);
       if (before) {
         context.globalAlpha = 0.5;
         context.beginPath();
@@ -170,7 +186,7 @@ export function timeline(box, columns, title) {
         context.stroke();
         context.globalAlpha = 1;
       }
-      before = [x0, y0 + line.bar];
+      before = [x0, y0 + bar];
     }
   }
   function draw(context, width, height) {
@@ -186,7 +202,7 @@ export function timeline(box, columns, title) {
     context.textAlign = "right";
     let free = -20;
     for (let n = 0; n < h.lanes.length; n++) {
-      const at = tops[n] - top;
+      const at = tops[n] * grow - top;
       if (at < -12 || at > body || at - free < 13) continue;
       free = at;
       if (at + 7 > 5 && at + 7 < body - 4) context.fillText(fitted(context, h.lanes[n], left - 12), left - 7, at + 7);
@@ -196,7 +212,7 @@ export function timeline(box, columns, title) {
     context.rect(left, 0, room, body);
     context.clip();
     context.textAlign = "left";
-    if (lines.length && lines[0].bar <= 10) drawPixels(context, tones);
+    if (lines.length && lines[0].bar * grow <= 10) drawPixels(context, tones);
     else for (const line of lines) drawLine(context, line, tones);
     drawChosen(context, tones.ink);
     context.restore();
@@ -213,9 +229,9 @@ export function timeline(box, columns, title) {
       context.globalAlpha = 1;
       if (px < width - 26 && px > left + 8) context.fillText(duration(at), px, body + 7);
     }
-    if (full > body) {
+    if (tall() > body + 1) {
       context.globalAlpha = 0.45;
-      context.fillRect(left + room - 4, top / full * body, 4, Math.max(body * body / full, 16));
+      context.fillRect(left + room - 4, top / tall() * body, 4, Math.max(body * body / tall(), 16));
       context.globalAlpha = 1;
     }
   }
@@ -243,8 +259,8 @@ export function timeline(box, columns, title) {
     if (n >= 0) {
       self.say(tell(n).join(" · "));
       const line = lineOf(n);
-      if (line.y - top < 0) top = line.y;
-      if (line.y + line.bar - top > body) top = line.y + line.bar - body;
+      if (yOf(line) < 0) top = line.y * grow;
+      if (yOf(line) + line.bar * grow > body) top = (line.y + line.bar) * grow - body;
       if (a.start_ns[n] < from || a.start_ns[n] > to) {
         const wide = to - from;
         from = a.start_ns[n] - wide / 4;
@@ -256,7 +272,12 @@ export function timeline(box, columns, title) {
   const picture = {
     draw,
     zoom(factor, px, py, axis) {
-      if (axis === "y") { picture.pan(0, factor > 1 ? -60 : 60); return; }
+      if (axis === "y") {
+        const next = clamp(grow / factor, least(), 4), lane = (top + py) / grow;
+        top = clamp(lane * next - py, 0, Math.max(full * next - body, 0));
+        grow = next;
+        return;
+      }
       const centre = from + clamp((px - left) / room, 0, 1) * (to - from);
       const wide = clamp((to - from) * factor, 50, end * 1.2), part = (centre - from) / (to - from);
       from = centre - part * wide;
@@ -266,9 +287,14 @@ export function timeline(box, columns, title) {
       const moved = -dx / scale(), wide = to - from;
       from = clamp(from + moved, -wide * 0.9, end - wide * 0.1);
       to = from + wide;
-      top = clamp(top - dy, 0, Math.max(full - body, 0));
+      top = clamp(top - dy, 0, Math.max(tall() - body, 0));
     },
-    all() { from = 0; to = end; top = 0; },
+    all() {
+      // Once: all of the time. Again: all of the lanes as well, and back.
+      const whole = from === 0 && to === end && top === 0;
+      grow = whole && grow === 1 ? least() : 1;
+      from = 0; to = end; top = 0;
+    },
     focus() { return chosen >= 0 ? [left + (a.start_ns[chosen] - from) * scale(), 0] : [left + room / 2, 0]; },
     locate(px, py) {
       const n = find(px, py);
@@ -276,6 +302,7 @@ export function timeline(box, columns, title) {
     },
     press(px, py) { choose(find(px, py)); },
     key(event) {
+      if (event.key === "[" || event.key === "]") { picture.zoom(event.key === "]" ? 0.7 : 1 / 0.7, left, body / 2, "y"); return true; }
       if (event.key === "Escape") { chosen = -1; return true; }
       if (event.key === "Enter" && chosen >= 0 && h.links?.span) {
         location.assign(h.links.span.replaceAll("{lane}", encodeURIComponent((h.lane_keys ?? h.lanes)[a.lane[chosen]]))
@@ -319,6 +346,7 @@ export function timeline(box, columns, title) {
   return {
     stage: self,
     view: () => ({ from, to, top }),
+    fits: () => tall() <= body + 1,
     late: (after = -1) => a.mark.indexOf(1, after + 1),
     choose,
     update(next) {
