@@ -25,11 +25,14 @@ from kansoku.errors import BusyError, InputError, KansokuError, StoreError
 from kansoku.store import LocalStore
 from kansoku.web._draw import Drawer, in_language
 from kansoku.web._settings import Settings, security_headers
-from kansoku.web._static import BokehFiles, static_answer
+from kansoku.web._static import BokehFiles, static_answer, static_version
 
 __all__ = ["routes"]
 
 _TICK_S = 1.0
+_EARLY_S = 0.02
+_MODULES = ("site.js", "columns.js", "stage.js", "heatmap.js", "timeline.js", "tables.js",
+            "times.js", "texts.js", "live.js")  # fmt: skip
 _YEAR_S = 365 * 86400
 
 
@@ -153,6 +156,9 @@ class _UnknownError(KansokuError):
 
 
 def _html(site: _Site, page: Page) -> Callable[[Request], Any]:
+    # Pages of one heavy picture and no curves (whose policy differs): headers go first.
+    early = bool(page.columns) and not any(one.in_path for one in page.parameters)
+
     async def handle(request: Request) -> Response:
         settings = Settings.of(request)
         try:
@@ -162,16 +168,46 @@ def _html(site: _Site, page: Page) -> Callable[[Request], Any]:
             return RedirectResponse(f"/sign-in?next={quote(target)}", 303)
         except KansokuError as error:
             return _error(site, settings, _status(error), error, None)
-        try:
-            screen = await run_in_threadpool(page.build, reading, values)
-        except KansokuError as error:
-            return _error(site, settings, _status(error), error, reading.principal)
-        text, headers = await run_in_threadpool(
-            site.drawer.page, page, screen, values, settings, reading.principal
-        )
-        return Response(text, media_type="text/html", headers=headers)
+
+        def draw() -> tuple[str, int, dict[str, str]]:
+            try:
+                screen = page.build(reading, values)
+            except KansokuError as error:
+                text = site.drawer.error(_status(error), error, settings, reading.principal)
+                return text, _status(error), security_headers()
+            text, headers = site.drawer.page(page, screen, values, settings, reading.principal)
+            return text, 200, headers
+
+        drawing = asyncio.ensure_future(run_in_threadpool(draw))
+        if early:
+            # What the address asks wrongly is found at once; what takes longer is on its way.
+            await asyncio.wait({drawing}, timeout=_EARLY_S)
+        if early and not drawing.done():
+            return StreamingResponse(
+                _late(drawing),
+                media_type="text/html",
+                headers=security_headers() | {"link": _preloads(page, request)},
+            )
+        text, status, headers = await drawing
+        return Response(text, status, headers, media_type="text/html")
 
     return handle
+
+
+async def _late(drawing: "asyncio.Future[tuple[str, int, dict[str, str]]]") -> AsyncIterator[str]:
+    text, _, _ = await drawing
+    yield text
+
+
+def _preloads(page: Page, request: Request) -> str:
+    """Return a Link header: the browser asks for columns and files before the page is drawn."""
+    query = f"?{request.url.query}" if request.url.query else ""
+    columns = [f"/api/v1/pages{page.path}/columns/{name}{query}" for name in page.columns]
+    files = f"/static/{static_version()}"
+    links = [f"<{address}>; rel=preload; as=fetch; crossorigin" for address in columns]
+    links.append(f"<{files}/site.css>; rel=preload; as=style")
+    links += [f"<{files}/{name}>; rel=modulepreload" for name in _MODULES]
+    return ", ".join(links)
 
 
 def _problem(status: int, text: str) -> Response:

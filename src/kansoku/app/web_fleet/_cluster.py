@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from kansoku.app.web_columns import heatmap_columns
-from kansoku.app.web_fleet._heat import HEAT, Heat, heat, hottest
+from kansoku.app.web_fleet._heat import COLUMNS, HEAT, Heat, heat, hottest
 from kansoku.app.web_fleet._nodes import Fleet, NodeNow, fleet_now, open_incidents
 from kansoku.app.web_fleet._window import (
     WINDOW_PARAMETERS,
@@ -244,7 +244,16 @@ def _windows(fleet: Fleet) -> ScreenBlock:
 def _heat_columns(reading: Reading, values: Mapping[str, str]) -> Columns:
     reading.need_all()
     span = window_of(values, reading.clock_ns())
-    return _drawn(heat(reading, HEAT[values["quantity"]], span), span)
+    kind = HEAT[values["quantity"]]
+    # A column's worth of time passes before the picture changes to the eye.
+    age_s = min(max(span.step_ns(COLUMNS) / S / 4, 1.5), 15.0)
+
+    def make(_: Columns | None) -> tuple[Columns, int]:
+        found = _drawn(heat(reading, kind, span), span)
+        return found, 200_000  # the cells themselves are counted where they are kept
+
+    key = ("drawn", kind.name, values["window"], values.get("until"))
+    return reading.memory.get(key, age_s, make)
 
 
 def _drawn(found: Heat, span: Span) -> Columns:

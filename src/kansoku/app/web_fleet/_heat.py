@@ -16,7 +16,7 @@ from kansoku.jobs.heatmap import HeatMatrix, JobBox, Quantity, job_boxes
 from kansoku.view import Table
 from kansoku.view.blocks import Column
 
-__all__ = ["HEAT", "Heat", "HeatKind", "heat", "hottest"]
+__all__ = ["COLUMNS", "HEAT", "Heat", "HeatKind", "heat", "hottest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,8 +78,18 @@ def open_incidents(reading: Reading) -> pl.DataFrame:
     return frame.filter(pl.col("state").fill_null("open") != "closed")
 
 
+_AGE_S = 2.0
+
+
 def fleet_now(reading: Reading, at_ns: int) -> Fleet:
     """Return every node known to the cluster file, to Slurm's series or to its own samples."""
+    reading.need_all()
+    return reading.memory.get(
+        ("fleet", at_ns), _AGE_S, lambda _: (made := _fleet(reading, at_ns), 2000 * len(made.nodes))
+    )
+
+
+def _fleet(reading: Reading, at_ns: int) -> Fleet:
     heard, watts, gpus = _heard(reading, at_ns)
     states = _slurm_states(reading, at_ns)
     queue = _queue(reading, at_ns)
