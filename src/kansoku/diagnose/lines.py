@@ -37,6 +37,10 @@ SUSPICIOUS: tuple[str, ...] = (
     "too high", "too many", "transient", "transport", "unable", "unavailable", "uncorr",
     "unexpected", "unhandled", "unreachable", "unresponsive", "using network", "violation",
     "warn", "watchdog", "wrong", "xid", "zombie", "|completed",
+    " full", " gone", "capped", "congest", "deadlock", "disappear", "drift", "dropped", "halted",
+    "hot", "inaccess", "jitter", "lagging", "lags", "no longer", "not answer", "offline",
+    "out of service", "powered off", "reduced", "saturat", "shut", "starved", "stopped", "storm",
+    "trip", "unreadable", "vanish", "wedged",
 )  # fmt: skip
 
 _KERNEL_LINE = re.compile(r"\bkernel:|NVRM:|^\s*(?:<\d+>)?\[\s*\d+\.\d{6}\]")
@@ -124,7 +128,8 @@ class LineReader:
             time_ns = said.time_ns if said.time_ns is not None else last_ns
             last_ns = time_ns
             rank = said.rank if said.rank is not None else facts.rank
-            node = facts.node or said.host
+            own = facts.kind == "kernel" and said.host is not None
+            node = said.host if own else facts.node or said.host
             if rank is not None:
                 self.ranks.add(rank)
                 if node is not None:

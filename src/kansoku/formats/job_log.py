@@ -52,7 +52,7 @@ _HOST_BEFORE = re.compile(r"^\s*\[?(?P<host>[A-Za-z][A-Za-z.-]*\d[\w.-]*)\]?\s*[
 # Names that sites give their nodes; a bare word such as "worker" alone is not one.
 _HOST_NAME = (
     r"(?:node|host|compute|gpu|dgx|hgx|cn|nid|worker|server|srv|hpc|n|c)"
-    r"[-_]?[a-z]{0,4}[-_]?\d{1,6}(?:-\d{1,6})?"
+    r"[-_]?[a-z]{0,8}[-_]?\d{1,6}(?:-\d{1,6})?"
 )
 _HOST_IN_PATH = re.compile(rf"(?<![A-Za-z0-9])({_HOST_NAME})(?![A-Za-z0-9])", re.IGNORECASE)
 _RANK_IN_PATH = re.compile(r"(?:^|[^a-z])(?:rank|global_rank)[-_.]?(\d{1,6})", re.IGNORECASE)
