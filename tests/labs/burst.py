@@ -73,7 +73,7 @@ class BurstLab:
     def bursts(self, size: int, period_s: float, count: int) -> list[int]:
         """Send bursts from ``a`` to ``b``; return when each began."""
         words = (self.receiver, str(size), str(period_s), str(count))
-        out = self.run("a", sys.executable, TRAFFIC, "send", *words)
+        out = self.run("a", "chrt", "-f", "2", sys.executable, TRAFFIC, "send", *words)
         return [int(line) for line in out.split()]
 
     def start_probing(self) -> None:
