@@ -245,12 +245,20 @@ class Driver:
             elif deed.kind is DeedKind.ADMIT and deed.node:
                 self.control.admit(deed.node)
             elif deed.kind is DeedKind.REQUEUE and deed.job:
+                self._still_drained(response)
                 self.control.requeue(deed.job, response.node)
             elif deed.kind is DeedKind.WATCH and deed.job:
                 return self._watch(deed.job, response.step_before)
         except PlatformError as error:
             return str(error)
         return None
+
+    def _still_drained(self, response: Response) -> None:
+        """Drain again what a controller forgot that died before it saved its state."""
+        known = {facts.name: facts for facts in self.control.nodes()}
+        facts = known.get(response.node)
+        if facts is not None and not {"DRAIN", "DRAINED", "DRAINING"} & set(facts.states):
+            self.control.drain(response.node, response.reason)
 
     def _watch(self, job: str, before: int | None) -> str | None:
         deadline = self.now_ns() + self.policy.progress_within_s * 1_000_000_000
