@@ -183,6 +183,10 @@ def load_cluster(file_or_name: str | Path) -> Cluster:
     shipped = shipped_clusters()
     if not path.exists() and str(file_or_name) in shipped:
         path = shipped[str(file_or_name)]
+    elif not path.exists():
+        # The short name, "sakuraone", as long as it means one of them only.
+        longer = [name for name in shipped if name.startswith(f"{file_or_name}-")]
+        path = shipped[longer[0]] if len(longer) == 1 else path
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -191,7 +195,9 @@ def load_cluster(file_or_name: str | Path) -> Cluster:
             where=str(file_or_name),
             remedy=f"give a TOML file or one of {', '.join(shipped)}",
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise ConfigurationError(error.strerror or str(error), where=str(path)) from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(str(error), where=str(path)) from None
     return _Reader(str(path)).cluster(data)
 

@@ -1,14 +1,16 @@
 """Find, load and run a command; turn errors into messages and exit codes."""
 
 import ast
+import errno
 import importlib
 import importlib.util
+import io
 import logging
 import os
 import pkgutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -30,6 +32,11 @@ _NOUN_HELP = {
     "bench": "MLPerf-style benchmarks and scores.",
     "deploy": "Configuration of the fleet's back ends.",
 }
+
+# Without a file name these still speak of the machine, not of a mistake of ours.
+_MACHINE_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+)
 
 
 def command_modules() -> dict[tuple[str, ...], str]:
@@ -126,6 +133,7 @@ def _root(
 
 def main() -> None:
     """Run the command line: exit 0 fine, 1 finding, 2 usage, 3 environment, 70 internal error."""
+    _open_standard_streams()
     try:
         app()
     except KansokuError as error:
@@ -137,6 +145,40 @@ def main() -> None:
         # The reader (head, less) went away: that is its right.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except Exception:
-        logging.getLogger("kansoku").exception("internal error; please report it with this text")
-        sys.exit(70)
+    except OSError as error:
+        if error.filename is None and error.errno not in _MACHINE_ERRORS:
+            _internal_error(error)
+        # A file or the disk, not our fault: one line. --verbose shows where.
+        logging.getLogger("kansoku").info("where it happened", exc_info=True)
+        place = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+        print(f"kansoku: {place}{error.strerror or error}", file=sys.stderr)
+        if error.filename is None:
+            # What stdout still holds cannot be written at exit either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(3)
+    except Exception as error:  # noqa: BLE001 - the last net: say it, with its own exit code
+        _internal_error(error)
+
+
+def _internal_error(error: Exception) -> NoReturn:
+    logging.getLogger("kansoku").error(
+        "internal error; please report it with this text", exc_info=error
+    )
+    sys.exit(70)
+
+
+def _open_standard_streams() -> None:
+    """Make the three streams safe to use, whatever the caller left us.
+
+    Closed ones go to nobody, so that no file takes their numbers; characters that an encoding
+    lacks (a Latin-1 terminal, a file name that is no UTF-8) are escaped.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - kept open
+            if stream.fileno() != number:
+                os.dup2(stream.fileno(), number)
+            setattr(sys, name, stream)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

@@ -8,6 +8,7 @@ import orjson
 from rich.console import Console
 
 from kansoku.cli._draw import draw
+from kansoku.errors import InputError
 from kansoku.view import View
 
 __all__ = ["emit"]
@@ -20,12 +21,34 @@ def emit(
     if html is not None:
         from kansoku.view.html import render
 
-        html.write_text(render(view), encoding="utf-8")
+        page = render(view)
+        try:
+            html.write_text(page, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise InputError(
+                f"the page cannot be written: {error.strerror}",
+                where=str(html),
+                remedy="choose another --html",
+            ) from None
         print(f"wrote {html}", file=sys.stderr)
     if as_json:
-        sys.stdout.buffer.write(
-            orjson.dumps(answer, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n"
-        )
+        options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+        try:
+            text = orjson.dumps(answer, option=options)
+        except TypeError:
+            text = orjson.dumps(_as_utf8(answer), option=options)
+        sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
     else:
         draw(view, Console(highlight=False))
+
+
+def _as_utf8(value: object) -> object:
+    """Escape what is no UTF-8, such as bytes of file names; JSON knows nothing else."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {_as_utf8(key): _as_utf8(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_utf8(item) for item in value]
+    return value

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from kansoku.app.run import RunOutcome, run
+from kansoku.errors import InputError
 
 __all__ = ["command"]
 
@@ -36,6 +37,10 @@ def command(
     ] = True,
 ) -> None:
     """Run a job under observation and print the report when it ends."""
+    if arguments[0].startswith("-"):
+        raise InputError(
+            f"unknown option {arguments[0]}", remedy="options stand before --; see run --help"
+        )
     live = _Live()
     outcome = run(arguments, out=out, say=live.say)
     live.clear()

@@ -57,3 +57,9 @@ def test_complaints_name_key_and_value(tmp_path, text, words):
 def test_missing_file_names_the_shipped_ones():
     with pytest.raises(ConfigurationError, match="sakuraone-h100"):
         load_cluster("nope.toml")
+
+
+def test_short_name_of_a_shipped_cluster():
+    assert load_cluster("sakuraone") == load_cluster("sakuraone-h100")
+    with pytest.raises(ConfigurationError, match="template: no such cluster file"):
+        load_cluster("template")  # of two that begin so

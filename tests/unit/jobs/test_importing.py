@@ -124,3 +124,11 @@ def test_the_command_line(tmp_path):
     assert "<html" in page.read_text(encoding="utf-8").lower()
     empty = kansoku(tmp_path / "none", "report")
     assert (empty.returncode, "jobs import" in empty.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("junk", [b"[]", b"\x00\xff\x8a junk", b"\x1f\x8b\x08\x00"])
+def test_a_file_of_another_kind_is_named(tmp_path, junk):
+    file = tmp_path / "junk"
+    file.write_bytes(junk)
+    with pytest.raises(InputError, match=r"junk: the first line holds no sacct column names"):
+        api.import_jobs([file], store=tmp_path / "store")

@@ -206,13 +206,10 @@ def _read(
                 events = read_node_events(data[:], zone=zone, file=str(path))
                 tally.events += history.merge("node_events", events)
             else:
-                view = memoryview(data)
-                try:
+                with memoryview(data) as view:
                     yield from read_sacct_text(
                         view, file=str(path), zone=zone, cluster=cluster, delimiter=delimiter
                     )
-                finally:
-                    view.release()
 
 
 def _import_live(history: ParquetHistory, slurm: LiveSlurm, tally: _Tally, now: Clock) -> None:

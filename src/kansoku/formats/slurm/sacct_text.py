@@ -32,7 +32,9 @@ class Layout:
     """Every line ends with a delimiter (``--parsable``)."""
 
 
-def detect_layout(first_line: str, *, delimiter: str | None = None) -> Layout:
+def detect_layout(
+    first_line: str, *, delimiter: str | None = None, file: str | None = None
+) -> Layout:
     """Find the columns and the delimiter from the first line.
 
     A line without known column names is taken as an Open XDMoD log if it has its 26 cells; any
@@ -52,6 +54,7 @@ def detect_layout(first_line: str, *, delimiter: str | None = None) -> Layout:
         return Layout(columns=XDMOD, delimiter=cut, header=False, trailing=False)
     raise InputError(
         f"the first line holds no sacct column names: {line[:120]!r}",
+        where=file,
         remedy="export with sacct --parsable2 and without --noheader, or use --json",
     )
 
@@ -73,10 +76,17 @@ def read_sacct_text(
 
     ``cluster`` fills rows of a file that has no Cluster column.
     """
-    view = memoryview(data)
+    # Released at the end, also on an error: a mapped file cannot be closed under a view.
+    with memoryview(data) as view:
+        yield from _read_view(view, file=file, zone=zone, cluster=cluster, delimiter=delimiter)
+
+
+def _read_view(
+    view: memoryview, *, file: str, zone: str, cluster: str | None, delimiter: str | None
+) -> Iterator[Parsed]:
     first_end = _find(view, b"\n", 0)
     first = bytes(view[:first_end]).decode("utf-8", "replace")
-    layout = detect_layout(first, delimiter=delimiter)
+    layout = detect_layout(first, delimiter=delimiter, file=file)
     if not layout.header:
         zone = "UTC"  # XDMoD's instructions run sacct with TZ=UTC
     converter = Converter(layout.columns, file=file, zone=zone, cluster=cluster)
