@@ -82,20 +82,28 @@ def map_traces(
     with open_executor(total_bytes=total, processes=processes, scheduler=scheduler) as executor:
         if executor is not None and len(sources) > 1:
             return _some(_over_files(work, sources, executor, total, progress), paths)
-        results = []
-        done = 0
-        for source in sources:
+        advance = _counted(progress, total)
+        if executor is None:
+            found = (_read_and_work(work, source, progress=advance) for source in sources)
+            return _some([result for result in found if result is not None], paths)
+        trace = _read(sources[0], executor=executor, progress=advance)
+    # The pool is closed by now: one large trace is analysed without its workers' memory.
+    results = [] if trace is None else [work(trace, rank_from_name(sources[0].file_name))]
+    return _some(results, paths)
 
-            def advance(size: int) -> None:
-                nonlocal done
-                done += size
-                if progress is not None:
-                    progress(min(done, total), total)
 
-            found = _read_and_work(work, source, executor=executor, progress=advance)
-            if found is not None:
-                results.append(found)
-        return _some(results, paths)
+def _counted(progress: Progress | None, total: int) -> Callable[[int], None] | None:
+    """Return what sums sizes into a call of ``progress``."""
+    if progress is None:
+        return None
+    done = 0
+
+    def advance(size: int) -> None:
+        nonlocal done
+        done += size
+        progress(min(done, total), total)
+
+    return advance
 
 
 def _over_files(
@@ -139,18 +147,26 @@ def _read_and_work(
     work: Callable[[KinetoTrace, int | None], T],
     source: Source,
     *,
-    executor: Executor | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> T | None:
     """Return the work on one trace; None for a file in a folder that is no trace at all."""
+    trace = _read(source, progress=progress)
+    return None if trace is None else work(trace, rank_from_name(source.file_name))
+
+
+def _read(
+    source: Source,
+    *,
+    executor: Executor | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> KinetoTrace | None:
     try:
-        trace = read_trace(source, executor=executor, progress=progress)
+        return read_trace(source, executor=executor, progress=progress)
     except InputError as error:
         if source.named:
             raise
         logger.warning("passed over: %s", error)
         return None
-    return work(trace, rank_from_name(source.file_name))
 
 
 def is_own_run(path: Path) -> bool:

@@ -20,7 +20,7 @@ from kansoku.formats.kineto._events import (
 )
 from kansoku.formats.kineto._scan import Piece
 
-__all__ = ["COLUMNS", "NO_ID", "Batch", "CollectiveArguments", "read_piece"]
+__all__ = ["COLUMNS", "DETAILS", "NO_ID", "Batch", "CollectiveArguments", "read_piece"]
 
 NO_ID = np.iinfo(np.int64).min
 """Column value of an absent id, byte count or sequence number."""
@@ -32,10 +32,11 @@ COLUMNS: dict[str, Any] = {
     "start_ns": np.int64,
     "duration_ns": np.int64,
     "correlation": np.int64,
-    "bytes": np.int64,
-    "collective": np.int32,
-    "sequence": np.int32,
 }
+"""Widest type of each column; a trace holds the narrowest that its values fit."""
+
+DETAILS = ("bytes", "collective", "sequence")
+"""What few rows have: kept for those alone."""
 
 _KEPT_CATEGORIES = frozenset(
     {
@@ -79,6 +80,8 @@ class Batch:
     """Columns of one chunk: rows that analyses use, and sums of the others."""
 
     columns: dict[str, NDArray[Any]]
+    details: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]
+    """Name of a detail to the rows that have it, ascending, and their values."""
     names: list[str]
     lanes: list[tuple[str, str, int | None]]
     """Process, thread (stream) and device index (None on the host) of each lane."""
@@ -162,9 +165,10 @@ def _columns(decoded: Decoded, *, exact: bool) -> Batch:
     known = [edge for edge in edges if edge is not None]
     return Batch(
         columns=built[0],
-        names=built[1],
-        lanes=built[2],
-        collectives=built[3],
+        details=built[1],
+        names=built[2],
+        lanes=built[3],
+        collectives=built[4],
         operators=sums,
         python_rows=len(python),
         rows=decoded.rows,
@@ -180,6 +184,7 @@ def _columns(decoded: Decoded, *, exact: bool) -> Batch:
 
 _Built = tuple[
     dict[str, NDArray[Any]],
+    dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]],
     list[str],
     list[tuple[str, str, int | None]],
     list[CollectiveArguments],
@@ -285,20 +290,25 @@ def _build(
         np.int32,
     )
     correlation = _ids([None if args is None else args.correlation for args in arguments])
-    sizes = [
-        None if args is None else args.bytes if args.bytes is not None else args.size
-        for args in arguments
-    ]
-    collective = np.full(size, -1, np.int32)
-    sequence = np.full(size, -1, np.int32)
+    found: dict[str, tuple[list[int], list[int]]] = {name: ([], []) for name in DETAILS}
+
+    def note(detail: str, row: int, value: int) -> None:
+        found[detail][0].append(row)
+        found[detail][1].append(value)
+
     said = np.zeros(size, bool)
     for row, args in enumerate(arguments):
-        if args is None or (args.collective is None and args.group is None):
+        if args is None:
+            continue
+        length = args.bytes if args.bytes is not None else args.size
+        if length is not None and (count := _count(length)) != NO_ID:
+            note("bytes", row, count)
+        if args.collective is None and args.group is None:
             continue
         said[row] = args.collective is not None
-        collective[row] = shapes[_collective(args)]
+        note("collective", row, shapes[_collective(args)])
         if (number := _whole(args.sequence)) is not None and 0 <= number < 1 << 31:
-            sequence[row] = number
+            note("sequence", row, number)
     columns: dict[str, NDArray[Any]] = {
         "kind": _refined(category, name, said, list(names)),
         "name": name,
@@ -306,12 +316,13 @@ def _build(
         "start_ns": start,
         "duration_ns": duration,
         "correlation": correlation,
-        "bytes": np.array([NO_ID if v is None else _count(v) for v in sizes], np.int64),
-        "collective": collective,
-        "sequence": sequence,
+    }
+    details = {
+        name: (np.array(rows, np.int64), np.array(values, np.int64))
+        for name, (rows, values) in found.items()
     }
     places = [(str(pid), str(tid), device) for pid, tid, device in lanes]
-    return columns, [str(value) for value in names], places, list(shapes)
+    return columns, details, [str(value) for value in names], places, list(shapes)
 
 
 def _refined(

@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kansoku.catalog.kernels import RowKind
-from kansoku.formats.kineto._columns import COLUMNS, Batch, read_piece
+from kansoku.formats.kineto._columns import COLUMNS, DETAILS, NO_ID, Batch, read_piece
 from kansoku.formats.kineto._events import Damage
 from kansoku.formats.kineto._header import rank_from_name, read_metadata
 from kansoku.formats.kineto._scan import Piece, split
 from kansoku.formats.kineto._source import Source, read_blocks
-from kansoku.formats.kineto._trace import KinetoTrace
+from kansoku.formats.kineto._trace import Detail, KinetoTrace
 
 __all__ = ["read_trace"]
 
-_BLOCK_ROWS = 1 << 16
+_GROWTH_ROWS = 1 << 16
 _AHEAD = 4
 """Chunks in flight to other processes: enough to keep two cores busy, few enough for memory."""
 
@@ -86,14 +86,56 @@ def _batches(
         done(size)
 
 
+class _Column:
+    """A column that grows in place, as narrow as its values allow.
+
+    Growing in place (large arrays are remapped, not copied) keeps the peak at the column itself;
+    parts joined at the end would take it twice.
+    """
+
+    def __init__(self, widest: Any) -> None:
+        self._fixed = np.dtype(widest).itemsize == 1
+        self._values: NDArray[Any] = np.empty(0, widest if self._fixed else np.int16)
+        self._used = 0
+
+    def __len__(self) -> int:
+        return self._used
+
+    def add(self, values: NDArray[Any]) -> None:
+        if not len(values):
+            return
+        if not self._fixed:
+            kind = np.promote_types(self._values.dtype, _narrowest(values))
+            if kind != self._values.dtype:
+                self._values = self._values.astype(kind)
+        need = self._used + len(values)
+        if need > len(self._values):
+            size = len(self._values)
+            self._values.resize(max(need, size + max(_GROWTH_ROWS, size // 16)), refcheck=False)
+        self._values[self._used : need] = values
+        self._used = need
+
+    def take(self) -> NDArray[Any]:
+        """Return the values; the column is done."""
+        self._values.resize(self._used, refcheck=False)
+        return self._values
+
+
+def _narrowest(values: NDArray[Any]) -> Any:
+    low, high = int(values.min()), int(values.max())
+    for kind in (np.int16, np.int32):
+        if np.iinfo(kind).min < low and high < np.iinfo(kind).max:
+            return kind
+    return np.int64
+
+
 class _Merger:
     """Sum batches into one set of columns, batch by batch, so that each can be freed."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
-        self._parts: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
-        self._blocks: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
-        self._loose = 0
+        self._columns = {name: _Column(widest) for name, widest in COLUMNS.items()}
+        self._details = {name: (_Column(np.int64), _Column(np.int64)) for name in DETAILS}
         self._names: dict[str, int] = {}
         self._lanes: dict[Any, int] = {}
         self._collectives: dict[Any, int] = {}
@@ -114,14 +156,17 @@ class _Merger:
         columns = batch.columns
         columns["name"] = _recode(columns["name"], batch.names, self._names)
         columns["lane"] = _recode(columns["lane"], batch.lanes, self._lanes)
-        used = columns["collective"] >= 0
-        codes = _recode(columns["collective"][used], batch.collectives, self._collectives)
-        columns["collective"][used] = codes
+        columns["correlation"][columns["correlation"] == NO_ID] = -1
+        before = len(self._columns["kind"])
         for name, part in columns.items():
-            self._parts[name].append(part)
-        self._loose += len(columns["kind"])
-        if self._loose >= _BLOCK_ROWS:
-            self._compact()
+            self._columns[name].add(part)
+        for name, (rows, values) in batch.details.items():
+            self._details[name][0].add(rows + before)
+            self._details[name][1].add(
+                _recode(values, batch.collectives, self._collectives)
+                if name == "collective"
+                else values
+            )
         for name, (calls, total, squares) in batch.operators.items():
             entry = self._operators.setdefault(name, [0, 0, 0.0])
             entry[0] += calls
@@ -139,22 +184,10 @@ class _Merger:
             self._ends.append(batch.host_end_ns)
         self._tail = batch.tail
 
-    def _compact(self) -> None:
-        """Join the small parts since the last time: left lying about they fragment the heap."""
-        for name, parts in self._parts.items():
-            self._blocks[name].append(np.concatenate(parts))
-            parts.clear()
-        self._loose = 0
-
     def finish(
         self, source: Source, header: Piece, problems: list[str], rank: int | None
     ) -> KinetoTrace:
-        columns = {name: self._join(name) for name in COLUMNS}
-        self._drop_zero_stamps(columns)
-        order = np.lexsort(
-            (columns["correlation"], columns["duration_ns"], columns["lane"], columns["start_ns"])
-        )
-        columns = {name: columns.pop(name)[order] for name in list(columns)}
+        columns, details = self._sorted()
         head = header.data.decode("utf-8", "replace")
         metadata = read_metadata([head, self._tail or ""])
         self.problems += problems
@@ -167,6 +200,7 @@ class _Merger:
             rank_source=None,
             metadata=metadata,
             columns=columns,
+            details=details,
             names=list(self._names),
             lanes=list(self._lanes),
             collectives=list(self._collectives),
@@ -183,23 +217,36 @@ class _Merger:
         _set_rank(trace, source, rank)
         return trace
 
-    def _join(self, name: str) -> NDArray[Any]:
-        parts = self._blocks.pop(name) + self._parts.pop(name)
-        return np.concatenate(parts) if parts else np.empty(0, COLUMNS[name])
+    def _sorted(self) -> tuple[dict[str, NDArray[Any]], dict[str, Detail]]:
+        """Return columns and details in the order of the rows' starts."""
+        columns = {name: self._columns.pop(name).take() for name in COLUMNS}
+        order = np.lexsort(
+            (columns["correlation"], columns["duration_ns"], columns["lane"], columns["start_ns"])
+        )
+        zero = self._zero_stamps(columns["start_ns"])
+        if zero is not None:
+            order = order[~zero[order]]
+        columns = {name: columns.pop(name)[order] for name in list(columns)}
+        details = {}
+        for name in DETAILS:
+            rows, values = (column.take().astype(np.int64) for column in self._details.pop(name))
+            has = np.zeros(int(order.max(initial=-1)) + 1, bool)
+            has[rows[rows < len(has)]] = True
+            place = np.flatnonzero(has[order])
+            details[name] = Detail(place, values[np.searchsorted(rows, order[place])])
+        return columns, details
 
-    def _drop_zero_stamps(self, columns: dict[str, NDArray[Any]]) -> None:
+    def _zero_stamps(self, start: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """Set rows stamped zero aside where the rest of the file is far from zero."""
-        start = columns["start_ns"]
-        zero = start == 0
+        zero: NDArray[np.bool_] = start == 0
         if not zero.any() or zero.all():
-            return
+            return None
         rest = start[~zero]
         first, last = int(rest.min()), int(rest.max())
         if first <= 2 * (last - first) + 1_000_000_000:
-            return
+            return None
         self._set_aside["stamp of zero"] += int(zero.sum())
-        for name in columns:
-            columns[name] = columns[name][~zero]
+        return zero
 
 
 def _recode(codes: NDArray[Any], values: Iterable[Any], index: dict[Any, int]) -> NDArray[np.int32]:

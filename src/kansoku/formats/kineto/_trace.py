@@ -12,10 +12,28 @@ from kansoku.formats.kineto._columns import CollectiveArguments
 from kansoku.formats.kineto._events import Damage
 from kansoku.formats.kineto._header import Metadata
 
-__all__ = ["DEVICE_WORK", "KinetoTrace"]
+__all__ = ["DEVICE_WORK", "Detail", "KinetoTrace"]
 
 DEVICE_WORK = (RowKind.COMPUTE, RowKind.COLLECTIVE, RowKind.MEMCPY, RowKind.MEMSET)
 """Kinds that keep a device busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """A value that few rows have."""
+
+    rows: NDArray[np.int64]
+    """Rows that have it, ascending."""
+    values: NDArray[np.int64]
+
+    def at(self, rows: NDArray[Any], *, absent: int) -> NDArray[np.int64]:
+        """Return the values of some rows, ``absent`` where a row has none."""
+        out = np.full(len(rows), absent, np.int64)
+        if len(self.rows):
+            place = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
+            match = self.rows[place] == rows
+            out[match] = self.values[place[match]]
+        return out
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,8 +42,9 @@ class KinetoTrace:
 
     Columns are NumPy arrays of one length: ``kind`` (RowKind), ``name`` (index into ``names``),
     ``lane`` (index into ``lanes``), ``start_ns`` and ``duration_ns`` (the file's own clock; Unix
-    = ``base_ns`` + start), ``correlation``, ``bytes`` (NO_ID where absent), ``collective`` (index
-    into ``collectives`` or -1) and ``sequence`` (-1 where absent).
+    = ``base_ns`` + start) and ``correlation`` (-1 where absent), each as narrow as its values
+    allow: widen before multiplying. Details, which few rows have, are ``bytes``, ``collective``
+    (index into ``collectives``) and ``sequence``.
     """
 
     file: str
@@ -34,6 +53,7 @@ class KinetoTrace:
     """``distributedInfo``, ``file name`` or ``user``."""
     metadata: Metadata
     columns: dict[str, NDArray[Any]]
+    details: dict[str, Detail]
     names: list[str]
     lanes: list[tuple[str, str, int | None]]
     """Process, thread or stream, device (None on the host)."""

@@ -48,14 +48,16 @@ class IntervalSet:
 def union(starts: NDArray[Any], durations: NDArray[Any]) -> IntervalSet:
     """Return the union of rows given by start and duration, in any order."""
     keep = durations > 0
-    first, last = starts[keep].astype(np.int64), (starts + durations)[keep].astype(np.int64)
+    first = starts[keep].astype(np.int64)
     if len(first) == 0:
         empty = np.empty(0, np.int64)
         return IntervalSet(empty, empty)
-    order = np.argsort(first, kind="stable")
-    first, reach = first[order], np.maximum.accumulate(last[order])
-    opens = np.concatenate(([True], first[1:] > reach[:-1]))
-    begins = np.flatnonzero(opens)
+    reach = first + durations[keep]
+    if (first[1:] < first[:-1]).any():
+        order = np.argsort(first, kind="stable")
+        first, reach = first[order], reach[order]
+    np.maximum.accumulate(reach, out=reach)
+    begins = np.flatnonzero(np.concatenate(([True], first[1:] > reach[:-1])))
     ends = reach[np.concatenate((begins[1:] - 1, [len(reach) - 1]))]
     return IntervalSet(first[begins], ends)
 

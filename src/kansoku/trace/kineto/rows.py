@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kansoku.catalog.kernels import RowKind
-from kansoku.formats.kineto import NO_ID, KinetoTrace
+from kansoku.formats.kineto import KinetoTrace
 
 __all__ = ["DeviceRows", "device_rows", "launch_of"]
 
@@ -21,15 +21,15 @@ class DeviceRows:
     lane: NDArray[np.int32]
     start: NDArray[np.int64]
     duration: NDArray[np.int64]
-    launch: NDArray[np.int64]
+    launch: NDArray[np.int32]
     """Row index of the launch call in the trace's columns, -1 where unknown."""
-    row: NDArray[np.int64]
+    row: NDArray[np.int32]
     """Row index in the trace's columns."""
 
     @property
     def end(self) -> NDArray[np.int64]:
         """Ends, ns."""
-        return self.start + self.duration
+        return np.add(self.start, self.duration, dtype=np.int64)
 
     def pick(self, mask: NDArray[np.bool_]) -> "DeviceRows":
         """Return the rows of a mask."""
@@ -44,22 +44,26 @@ class DeviceRows:
         )
 
 
-def launch_of(columns: dict[str, NDArray[Any]], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def launch_of(columns: dict[str, NDArray[Any]], rows: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return for each device row the row of its launch call, by correlation id; -1 if none.
 
     Of several calls with one id (a driver call inside a runtime call) the earliest counts; many
     device rows may share one call, as in a CUDA graph launch.
     """
-    calls = np.flatnonzero(columns["kind"] == RowKind.LAUNCH)
     ids = columns["correlation"]
-    calls = calls[~np.isin(ids[calls], (NO_ID, 0, -1))]
-    found = np.full(len(rows), -1, np.int64)
+    calls = np.flatnonzero((columns["kind"] == RowKind.LAUNCH) & (ids != 0) & (ids != -1)).astype(
+        np.int32
+    )
+    found = np.full(len(rows), -1, np.int32)
     if len(calls) == 0:
         return found
     keys, first = np.unique(ids[calls], return_index=True)  # rows are in start order
-    place = np.minimum(np.searchsorted(keys, ids[rows]), len(keys) - 1)
-    match = keys[place] == ids[rows]
-    found[match] = calls[first[place[match]]]
+    calls = calls[first]
+    del first
+    wanted = ids[rows]
+    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1).astype(np.int32)
+    match = keys[place] == wanted
+    found[match] = calls[place[match]]
     return found
 
 
@@ -67,7 +71,8 @@ def device_rows(trace: KinetoTrace) -> DeviceRows:
     """Return the device work of a trace with its launches."""
     columns = trace.columns
     kind = columns["kind"]
-    rows = np.flatnonzero((kind >= RowKind.COMPUTE) & (kind <= RowKind.MEMSET))
+    chosen = np.flatnonzero((kind >= RowKind.COMPUTE) & (kind <= RowKind.MEMSET))
+    rows = chosen.astype(np.int32)
     return DeviceRows(
         kind=kind[rows],
         name=columns["name"][rows],

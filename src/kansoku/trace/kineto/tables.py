@@ -133,7 +133,7 @@ def kernels(trace: KinetoTrace, rows: DeviceRows) -> list[KernelRow]:
     out: list[KernelRow] = []
     if len(rows.name) == 0:
         return out
-    key = rows.name.astype(np.int64) * 16 + rows.kind
+    key = rows.name.astype(np.int32) * 16 + rows.kind
     order = np.lexsort((rows.duration, key))
     key, duration = key[order], rows.duration[order]
     begins = np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1])))
@@ -171,11 +171,11 @@ def copies(trace: KinetoTrace, rows: DeviceRows) -> list[CopyRow]:
     out = []
     mask = np.isin(rows.kind, (RowKind.MEMCPY, RowKind.MEMSET))
     names = rows.name[mask]
-    size = trace.columns["bytes"][rows.row[mask]]
+    size = trace.details["bytes"].at(rows.row[mask], absent=NO_ID)
     launch = rows.launch[mask]
     # ROCm writes the size on the call, not on the copy.
     from_call = (size == NO_ID) & (launch >= 0)
-    size = np.where(from_call, trace.columns["bytes"][launch], size)
+    size = np.where(from_call, trace.details["bytes"].at(launch, absent=NO_ID), size)
     duration = rows.duration[mask]
     for code in np.unique(names).tolist():
         same = names == code
@@ -234,17 +234,21 @@ def _lane_name(trace: KinetoTrace, lane: int) -> str:
 def queues(trace: KinetoTrace, rows: DeviceRows) -> list[QueueRow]:
     """Return the queue length of every stream: +1 at the launch call, −1 at the row's end."""
     out = []
-    matched = rows.pick(rows.launch >= 0)
-    launched = trace.columns["start_ns"][matched.launch]
-    for lane in np.unique(matched.lane).tolist():
-        same = matched.lane == lane
-        begin = np.minimum(launched[same], matched.start[same])
-        times = np.concatenate((begin, matched.end[same]))
-        change = np.concatenate((np.ones(same.sum(), np.int64), -np.ones(same.sum(), np.int64)))
-        order = np.lexsort((change, times))
-        times, length = times[order], np.cumsum(change[order])
+    matched = rows.launch >= 0
+    for lane in np.unique(rows.lane[matched]).tolist():
+        same = matched & (rows.lane == lane)
+        start = rows.start[same]
+        times = np.concatenate(
+            (start + rows.duration[same], np.minimum(_launched(trace, rows.launch[same]), start))
+        )
+        # Ends stand first and the sort is stable: at one time a row ends before another begins.
+        order = np.argsort(times, kind="stable")
+        length = np.cumsum(np.where(order < len(start), -1, 1), dtype=np.int32)
+        times = times[order]
+        del order, start
         span = int(times[-1] - times[0])
         held = np.diff(times)
+        del times
         out.append(
             QueueRow(
                 stream=_lane_name(trace, lane),
@@ -254,6 +258,11 @@ def queues(trace: KinetoTrace, rows: DeviceRows) -> list[QueueRow]:
             )
         )
     return sorted(out, key=lambda row: row.stream)
+
+
+def _launched(trace: KinetoTrace, launch: NDArray[np.int32]) -> NDArray[np.int64]:
+    start: NDArray[np.int64] = trace.columns["start_ns"][launch]
+    return start
 
 
 def call_costs(trace: KinetoTrace, rows: DeviceRows, kind: RowKind) -> list[CallCost]:
@@ -270,7 +279,7 @@ def call_costs(trace: KinetoTrace, rows: DeviceRows, kind: RowKind) -> list[Call
     thread, at, work = columns["lane"][launch], columns["start_ns"][launch], rows.duration[matched]
     order = np.lexsort((at, thread))
     thread, at, work = thread[order], at[order], work[order]
-    before = np.concatenate(([0], np.cumsum(work)))
+    before = np.concatenate(([0], np.cumsum(work, dtype=np.int64)))
     bounds = {lane: np.searchsorted(thread, [lane, lane + 1]) for lane in np.unique(thread)}
     names = columns["name"][calls]
     order = np.argsort(names, kind="stable")
@@ -307,7 +316,7 @@ def _outermost(
     start: NDArray[np.int64], duration: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     order = np.lexsort((-duration, start))
-    start, stop = start[order], (start + duration)[order]
+    start, stop = start[order], np.add(start, duration, dtype=np.int64)[order]
     reach = np.maximum.accumulate(stop)
     top = np.concatenate(([True], start[1:] >= reach[:-1]))
     begins = np.flatnonzero(top)
@@ -320,8 +329,8 @@ def collectives(trace: KinetoTrace, rows: DeviceRows) -> list[CollectiveRow]:
     rules = kernel_rules()
     out = []
     chosen = rows.pick(rows.kind == RowKind.COLLECTIVE)
-    code = trace.columns["collective"][chosen.row].tolist()
-    sequence = trace.columns["sequence"][chosen.row].tolist()
+    code = trace.details["collective"].at(chosen.row, absent=-1).tolist()
+    sequence = trace.details["sequence"].at(chosen.row, absent=-1).tolist()
     for index, (start, duration, name, lane) in enumerate(
         zip(
             chosen.start.tolist(),

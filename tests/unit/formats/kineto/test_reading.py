@@ -13,7 +13,7 @@ from tests.labs.kineto_files import BASE_NS, START_US, Job, document, events, ro
 from kansoku.app.trace import breakdown
 from kansoku.catalog.kernels import RowKind, kernel_rules
 from kansoku.errors import InputError
-from kansoku.formats.kineto import NO_ID, find_sources, rank_from_name, read_trace
+from kansoku.formats.kineto import find_sources, rank_from_name, read_trace
 from kansoku.formats.kineto._scan import split
 
 
@@ -300,10 +300,15 @@ def test_chunks_of_one_file_over_processes(tmp_path, monkeypatch):
         shared = read_trace(find_sources([path])[0], executor=pool)
     name = [np.array(t.names)[t.columns["name"]].tolist() for t in (alone, shared)]
     assert name[0] == name[1]
-    for column in ("start_ns", "duration_ns", "correlation", "sequence", "bytes"):
+    for column in ("start_ns", "duration_ns", "correlation"):
         assert np.array_equal(alone.columns[column], shared.columns[column]), column
+    for detail in ("sequence", "bytes"):
+        one, other = (t.details[detail] for t in (alone, shared))
+        assert len(one.rows)
+        assert np.array_equal(one.rows, other.rows), detail
+        assert np.array_equal(one.values, other.values), detail
     assert alone.operators == shared.operators
-    assert NO_ID not in alone.columns["correlation"][alone.of(RowKind.LAUNCH)]
+    assert -1 not in alone.columns["correlation"][alone.of(RowKind.LAUNCH)]
 
 
 def test_other_files_in_a_folder_are_passed_over(tmp_path, caplog):
