@@ -76,7 +76,7 @@ class Respond:
 def test_drained_replaced_resumed_and_the_loss_goes_on(lab, tmp_path):
     folder, state = tmp_path / "job", tmp_path / "state"
     folder.mkdir()
-    good, bad, reserved = lab.nodes
+    _, bad, reserved = lab.nodes
     lab.scontrol("update", f"nodename={reserved}", "state=drain", "reason=reserved")
     job = lab.sbatch(
         f"srun {sys.executable} {slurm_training.__file__} {folder}",
