@@ -39,9 +39,15 @@ def command(
     store: StoreFlag = None,
     cluster: ClusterFlag = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the pages and the API; 0: any free.")] = 8080,
-    otlp_port: Annotated[int, typer.Option(help="Port of OTLP over HTTP.")] = 4318,
-    grpc_port: Annotated[int, typer.Option(help="Port of OTLP over gRPC; -1: none.")] = 4317,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the pages and the API; 0: any free.")
+    ] = 8080,
+    otlp_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of OTLP over HTTP.")
+    ] = 4318,
+    grpc_port: Annotated[
+        int, typer.Option(min=-1, max=65535, help="Port of OTLP over gRPC; -1: none.")
+    ] = 4317,
     principals: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Who may send and see what (TOML).")
     ] = None,

@@ -55,3 +55,10 @@ def test_names_and_terminals_that_are_no_utf8(tmp_path):
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     screen = subprocess.run([*command, "report", folder], capture_output=True, env=ascii_only)
     assert screen.returncode == 0, screen.stderr
+
+
+def test_port_that_cannot_be_is_usage():
+    for option in ("--port", "--otlp-port", "--grpc-port"):
+        answer = kansoku("serve", option, "99999")
+        assert answer.returncode == 2
+        assert option in answer.stderr
