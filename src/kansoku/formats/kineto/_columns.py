@@ -1,6 +1,6 @@
 """Turn decoded events into columns; merge the columns of many chunks."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -115,7 +115,18 @@ class _Kinds(dict[Any, RowKind]):
         return found
 
 
+class _IdleCalls(dict[Any, bool]):
+    """Name of a runtime call to whether it launches nothing; bounded against hostile files."""
+
+    def __missing__(self, name: Any) -> bool:
+        found = kernel_rules().is_idle_call(str(name))
+        if len(self) < 1 << 14:
+            self[name] = found
+        return found
+
+
 _KINDS = _Kinds()
+_IDLE_CALLS = _IdleCalls()
 
 
 class _InexactError(Exception):
@@ -133,25 +144,27 @@ def read_piece(piece: Piece, *, exact: bool = False) -> Batch:
 
 
 def _columns(decoded: Decoded, *, exact: bool) -> Batch:
-    table = _KINDS
-    events = decoded.events
-    kinds = [table[event.cat] for event in events]
-    pairs = [
-        (event, kind)
-        for event, kind in zip(events, kinds, strict=True)
-        if kind in _KEPT_CATEGORIES
-        and not (kind is RowKind.LAUNCH and _is_idle_call(str(event.name)))
-    ]
-    kept = [event for event, _ in pairs]
-    row_kinds = [kind for _, kind in pairs]
-    operators = [e for e, kind in zip(events, kinds, strict=True) if kind is RowKind.OPERATOR]
-    python = [e for e, kind in zip(events, kinds, strict=True) if kind is RowKind.PYTHON]
-    for kind, extra in (
-        (RowKind.OPERATOR, [e for e in operators if e.name == "record_param_comms"]),
-        (RowKind.PYTHON, [e for e in python if str(e.name).startswith("nn.Module: ")]),
-    ):
-        kept += extra
-        row_kinds += [kind] * len(extra)
+    groups: defaultdict[Any, list[Any]] = defaultdict(list)
+    for event in decoded.events:
+        groups[event.cat].append(event)
+    kept: list[Any] = []
+    row_kinds: list[RowKind] = []
+    operators: list[Any] = []
+    python_rows = 0
+    for category, group in groups.items():
+        kind = _KINDS[category]
+        if kind is RowKind.OPERATOR:
+            operators += group
+            used = [event for event in group if event.name == "record_param_comms"]
+        elif kind is RowKind.PYTHON:
+            python_rows += len(group)
+            used = [event for event in group if str(event.name).startswith("nn.Module: ")]
+        elif kind is RowKind.LAUNCH:
+            used = [event for event in group if not _IDLE_CALLS[event.name]]
+        else:
+            used = group if kind in _KEPT_CATEGORIES else []
+        kept += used
+        row_kinds += [kind] * len(used)
     set_aside: Counter[str] = Counter()
     start, duration, valid = _stamps(kept, set_aside)
     if not valid.all():
@@ -170,9 +183,9 @@ def _columns(decoded: Decoded, *, exact: bool) -> Batch:
         lanes=built[3],
         collectives=built[4],
         operators=sums,
-        python_rows=len(python),
+        python_rows=python_rows,
         rows=decoded.rows,
-        slices=len(events),
+        slices=len(decoded.events),
         set_aside=set_aside,
         host_start_ns=min(known, default=None),
         host_end_ns=max(known, default=None),
@@ -342,11 +355,6 @@ def _refined(
 def _refine(kind: RowKind, name: str, *, said: bool) -> RowKind:
     """Apply the rules; names repeat in every chunk, and patterns are slow."""
     return kernel_rules().refine(kind, name, has_collective_arguments=said)
-
-
-@lru_cache(maxsize=1 << 14)
-def _is_idle_call(name: str) -> bool:
-    return kernel_rules().is_idle_call(name)
 
 
 def _ids(values: list[Any]) -> NDArray[np.int64]:
