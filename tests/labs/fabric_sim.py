@@ -48,8 +48,10 @@ class Clos:
         for leaf in range(self.leaves):
             pod, rail = divmod(leaf, self.rails)
             lines += [
-                (f'[[fabric.switch]]\nnames = "{self.leaf_name(leaf)}"\ntier = "leaf"\n'
-                f'pod = "p{pod}"\nrails = [{rail}]')
+                (
+                    f'[[fabric.switch]]\nnames = "{self.leaf_name(leaf)}"\ntier = "leaf"\n'
+                    f'pod = "p{pod}"\nrails = [{rail}]'
+                )
             ]
         names = ",".join(self.spine_name(s) for s in range(self.spines))
         lines += [f'[[fabric.switch]]\nnames = "{names}"\ntier = "spine"']

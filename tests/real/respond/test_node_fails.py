@@ -109,9 +109,7 @@ def test_drained_replaced_resumed_and_the_loss_goes_on(lab, tmp_path):
     check = tmp_path / "guard.toml"
     check.write_text("xid_look_back_s = 0\n")
     policy = tmp_path / "limits.toml"
-    policy.write_text(
-        "least_confidence = 0.3\nmost_drained_share = 0.5\nprogress_within_s = 100\n"
-    )
+    policy.write_text("least_confidence = 0.3\nmost_drained_share = 0.5\nprogress_within_s = 100\n")
     common = (
         "--slurm-job", str(job), "--spare", reserved, "--progress", str(folder / "checkpoint.pt"),
         "--policy", str(policy), "--check", f"{sys.executable} -m kansoku guard --policy {check}",
