@@ -377,7 +377,12 @@ def _changes(run: LoadedRun, throughput: Throughput, policy: ReportPolicy) -> li
 
 
 def _collections(run: LoadedRun, throughput: Throughput, policy: ReportPolicy) -> list[Finding]:
-    pauses = run.spans.filter((pl.col("kind") == "gc") & pl.col("duration_ns").is_not_null())
+    # Pauses before the first step are the imports': no step waited for them.
+    pauses = run.spans.filter(
+        (pl.col("kind") == "gc")
+        & pl.col("duration_ns").is_not_null()
+        & pl.col("step").is_not_null()
+    )
     total = float(run.steps["duration_ns"].sum())
     if pauses.is_empty() or not total or throughput.window is None:
         return []
