@@ -231,11 +231,11 @@ def _stamps(
 
 def _to_ns(values: list[Any]) -> NDArray[np.int64]:
     types = set(map(type, values))
-    if types <= {int} and _fits(values):
+    numbers = _numbers(values) if types <= {int, float} else None
+    if numbers is not None and types <= {int}:
         return np.array(values, dtype=np.int64) * 1000
-    if types <= {int, float} and _fits(values):
+    if numbers is not None:
         # Integers and fractions apart: the product of a double with 1000 would round.
-        numbers = np.array(values, dtype=np.float64)
         whole = np.floor(numbers)
         if ((np.abs(numbers) > EXACT_LIMIT_US) & (whole != numbers)).any():
             raise _InexactError
@@ -246,8 +246,13 @@ def _to_ns(values: list[Any]) -> NDArray[np.int64]:
     return np.array([NO_ID if ns is None else ns for ns in found], dtype=np.int64)
 
 
-def _fits(values: list[Any]) -> bool:
-    return not values or (min(values) > -(1 << 52) and max(values) < (1 << 52))
+def _numbers(values: list[Any]) -> NDArray[np.float64] | None:
+    """Return numbers as doubles; None where one is too large to be a stamp."""
+    try:
+        numbers = np.array(values, dtype=np.float64)
+    except OverflowError:
+        return None
+    return numbers if (np.abs(numbers) < 1 << 52).all() else None
 
 
 def _raw_ns(raw: msgspec.Raw) -> int:
@@ -292,12 +297,17 @@ def _build(
 ) -> _Built:
     size = len(events)
     names, lanes, shapes = _Codes(), _Codes(), _Codes()
+    device_lanes = _DeviceLanes(lanes)
     name = np.array([names[event.name] for event in events], np.int32)
     arguments = [event.args for event in events]
     category = np.array(categories, np.uint8)
     lane = np.array(
         [
-            lanes[_device_lane(event, args) if kind in _DEVICE else (event.pid, event.tid, None)]
+            lanes[(event.pid, event.tid, None)]
+            if kind not in _DEVICE
+            else device_lanes[(event.pid, event.tid, None, None)]
+            if args is None
+            else device_lanes[(event.pid, event.tid, args.device, args.stream)]
             for event, args, kind in zip(events, arguments, categories, strict=True)
         ],
         np.int32,
@@ -367,14 +377,23 @@ def _ids(values: list[Any]) -> NDArray[np.int64]:
     return np.array([NO_ID if v == NO_ID else _fold(v) for v in filled], np.int64)
 
 
-def _device_lane(event: Any, arguments: Any) -> tuple[Any, Any, int | None]:
-    device = None if arguments is None else _whole(arguments.device)
-    if device is None:
-        device = _whole(event.pid)
-    stream = event.tid
-    if arguments is not None and arguments.stream is not None:
-        stream = arguments.stream
-    return (event.pid, stream, -1 if device is None else device)
+def _device_lane(pid: Any, thread: Any, device: Any, stream: Any) -> tuple[Any, Any, int]:
+    index = _whole(device)
+    if index is None:
+        index = _whole(pid)
+    return (pid, thread if stream is None else stream, -1 if index is None else index)
+
+
+class _DeviceLanes(dict[Any, int]):
+    """Process, thread, device and stream as the events say them to the code of their lane."""
+
+    def __init__(self, lanes: _Codes) -> None:
+        super().__init__()
+        self._lanes = lanes
+
+    def __missing__(self, said: tuple[Any, Any, Any, Any]) -> int:
+        self[said] = code = self._lanes[_device_lane(*said)]
+        return code
 
 
 def _fold(value: Any) -> int:

@@ -2,7 +2,10 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ from kansoku.formats.kineto._columns import COLUMNS, DETAILS, NO_ID, Batch, read
 from kansoku.formats.kineto._events import Damage
 from kansoku.formats.kineto._header import rank_from_name, read_metadata
 from kansoku.formats.kineto._scan import Piece, split
-from kansoku.formats.kineto._source import Source, read_blocks
+from kansoku.formats.kineto._source import Source, is_plain, read_blocks, read_stretch
 from kansoku.formats.kineto._trace import Detail, KinetoTrace
 
 __all__ = ["read_trace"]
@@ -43,7 +46,10 @@ def read_trace(
         _name_file(error, source)
         raise
     merger = _Merger()
-    for batch in _batches(pieces, executor, progress, merger):
+    # Processes of this machine read plain files themselves: pipes would cost as much as decoding.
+    local = isinstance(executor, ProcessPoolExecutor) and is_plain(source)
+    path = source.path if local else None
+    for batch in _batches(pieces, executor, progress, merger, path):
         merger.add(batch)
     return merger.finish(source, header, problems, rank)
 
@@ -58,6 +64,7 @@ def _batches(
     executor: Executor | None,
     progress: Callable[[int], None] | None,
     merger: "_Merger",
+    path: Path | None,
 ) -> Iterator[Batch]:
     exact = False
     waiting: deque[tuple[Future[Batch], int]] = deque()
@@ -76,7 +83,13 @@ def _batches(
             yield batch
             done(len(piece.data))
             continue
-        waiting.append((executor.submit(read_piece, piece, exact=exact), len(piece.data)))
+        size = len(piece.data)
+        if path is None:
+            waiting.append((executor.submit(read_piece, piece, exact=exact), size))
+        else:
+            hollow = replace(piece, data=b"")
+            work = partial(_read_stretch, path, size, exact=exact)
+            waiting.append((executor.submit(work, hollow), size))
         if len(waiting) >= _AHEAD:
             future, size = waiting.popleft()
             yield future.result()
@@ -84,6 +97,11 @@ def _batches(
     for future, size in waiting:
         yield future.result()
         done(size)
+
+
+def _read_stretch(path: Path, size: int, piece: Piece, *, exact: bool) -> Batch:
+    data = read_stretch(path, piece.offset, size)
+    return read_piece(replace(piece, data=data), exact=exact)
 
 
 class _Column:

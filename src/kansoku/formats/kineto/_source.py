@@ -116,6 +116,24 @@ def read_blocks(source: Source, problems: list[str]) -> Iterator[bytes]:
         raise InputError(f"cannot read: {error.strerror}", where=str(source)) from None
 
 
+def is_plain(source: Source) -> bool:
+    """Say whether positions in the events are positions in the file: no archive, no gzip."""
+    if source.member is not None or not source.path.is_file():  # a pipe is read once only
+        return False
+    try:
+        with source.path.open("rb") as file:
+            return file.read(2) != b"\x1f\x8b"
+    except OSError as error:
+        raise InputError(f"cannot read: {error.strerror}", where=str(source)) from None
+
+
+def read_stretch(path: Path, offset: int, size: int) -> bytes:
+    """Return bytes of a plain file."""
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        return file.read(size) or b""
+
+
 def _file_blocks(first: bytes, file: IO[bytes]) -> Iterator[bytes]:
     block = first
     while block:

@@ -1,5 +1,6 @@
 """Ranks, categories of every age, chunking, sources, processes."""
 
+import gzip
 import io
 import json
 import tarfile
@@ -290,8 +291,12 @@ def test_one_core_or_two_say_the_same(tmp_path):
     assert [r["comm_us"] for r in one["ranks"]] == [120 * 30.5, 120 * 30.5]
 
 
-def test_chunks_of_one_file_over_processes(tmp_path, monkeypatch):
+@pytest.mark.parametrize("packed", [False, True])
+def test_chunks_of_one_file_over_processes(tmp_path, monkeypatch, packed):
     path = write(tmp_path / "a.json", text(Job(kernels=300)))
+    if packed:  # its chunks travel to the processes, which read those of a plain file themselves
+        path = tmp_path / "a.json.gz"
+        path.write_bytes(gzip.compress((tmp_path / "a.json").read_bytes()))
     alone = read_trace(find_sources([path])[0])
     monkeypatch.setattr(
         "kansoku.formats.kineto._scan.split.__kwdefaults__", {"chunk_bytes": 20_000}
