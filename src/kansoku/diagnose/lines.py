@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from kansoku.catalog.signatures import Signature
 from kansoku.diagnose.observation import Observation
-from kansoku.diagnose.recognise import Recognised, progress_of, recognise
+from kansoku.diagnose.recognise import Recognised, progress_of, recognise, says_healed
 from kansoku.formats.job_log import Clock, parse_line
 
 __all__ = ["SUSPICIOUS", "FileFacts", "LineReader", "says_it_ended_well"]
@@ -29,7 +29,8 @@ SUSPICIOUS: tuple[str, ...] = (
     "not found", "not known", "not reachable", "not ready", "not reproducible", "not respond",
     "nvrm", "oom", "oops", "out of memory", "overheat", "overrun", "panic", "pause", "pci",
     "pending", "pfc", "possible ", "power", "preempt", "quota", "read-only",
-    "reduce your request", "refused", "reject", "remap", "request sent", "reset", "restored",
+    "reconnect", "recovered", "reduce your request", "refused", "reject", "remap",
+    "request sent", "reset", "respond", "restored",
     "retr", "root cause", "running", "segmentation", "server", "severity", "shm", "sigbus",
     "signal", "sigsegv", "sigterm", "skew", "slow", "socket", "spike", "stale", "stall", "state=",
     "status=", "straggler", "stuck", "suspend", "symbol", "temperature", "terminated", "thermal",
@@ -46,6 +47,9 @@ SUSPICIOUS: tuple[str, ...] = (
 _KERNEL_LINE = re.compile(r"\bkernel:|NVRM:|^\s*(?:<\d+>)?\[\s*\d+\.\d{6}\]")
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _LONGEST_CACHED = 400
+_NUMBER_MATTERS = re.compile(r"xid|status|exit|signal|errno|rc\b", re.IGNORECASE)
+# Labels of launchers stand where other tools put the host.
+_LABEL = re.compile(r"(?:rank|default|local_?rank|node_?rank|gpu|task)[-_]?\d+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +112,7 @@ class LineReader:
 
         Numbers carry meaning in driver codes, so lines that name one are never cached.
         """
-        if len(text) > _LONGEST_CACHED or "xid" in text.lower() or "status" in text.lower():
+        if len(text) > _LONGEST_CACHED or _NUMBER_MATTERS.search(text):
             return recognise(text, extra=self._extra)
         key = _VARIABLE.sub("#", text)
         if key not in self._known:
@@ -128,12 +132,15 @@ class LineReader:
             time_ns = said.time_ns if said.time_ns is not None else last_ns
             last_ns = time_ns
             rank = said.rank if said.rank is not None else facts.rank
-            own = facts.kind == "kernel" and said.host is not None
-            node = said.host if own else facts.node or said.host
+            host = None if said.host and _LABEL.fullmatch(said.host) else said.host
+            own = facts.kind == "kernel" and host is not None
+            node = host if own else facts.node or host
             if rank is not None:
                 self.ranks.add(rank)
                 if node is not None:
                     self.node_of_rank.setdefault(rank, node)
+            if says_healed(line):
+                self._heal(line, node, time_ns)
             found = self._recognise(line)
             if found is None or found.role in {"info", "noise"}:
                 continue
@@ -146,7 +153,10 @@ class LineReader:
             before = self._seen.get(key)
             if before is not None:
                 self._seen[key] = replace(
-                    before, repeats=before.repeats + 1, last_ns=time_ns or before.last_ns
+                    before,
+                    repeats=before.repeats + 1,
+                    last_ns=time_ns or before.last_ns,
+                    healed_ns=None,
                 )
                 continue
             self._seen[key] = Observation(
@@ -167,6 +177,19 @@ class LineReader:
                 device=found.device,
                 target=found.target,
             )
+
+    def _heal(self, line: str, node: str | None, time_ns: int | None) -> None:
+        """Mark earlier complaints of the thing that is well again."""
+        for key, one in self._seen.items():
+            if one.healed_ns is not None or one.kind in {"metric", "trace"}:
+                continue
+            things = [t for t in (one.device, one.target) if t]
+            if one.rule == "node-lost":
+                things, same = [one.node or ""], True
+            else:
+                same = one.node == node and bool(things)
+            if same and any(t and t in line for t in things):
+                self._seen[key] = replace(one, healed_ns=time_ns or one.last_ns or 0)
 
     def read_progress(self, lines: Iterable[str], facts: FileFacts) -> None:
         """Note when ranks got on; ``lines`` are the head and tail of a file."""

@@ -40,6 +40,9 @@ class Observation:
     locates: bool = False
     """It says where, hardly why: it supports whatever else is known of its rank or node."""
 
+    healed_ns: int | None = None
+    """When the same thing said that it is well again; None where it did not."""
+
     @property
     def subject(self) -> Subject | None:
         """The narrowest thing that the observation is about."""

@@ -21,6 +21,10 @@ class Policy:
     minutes by default (torch, NCCL), so one incident can be silent that long."""
     survived_ns: int = 120 * _SECOND
     """Progress this long after an event shows that the event did not stop the job."""
+    flaps: int = 4
+    """Recoveries of one thing that returns so often heal nothing."""
+    healed_gap_ns: int = 60 * _SECOND
+    """Trouble this long after a recovery is another trouble."""
     old_ns: int = 3600 * _SECOND
     """An event this long before the trouble is background unless it recurs."""
     root_weight: float = 1.0
@@ -29,6 +33,8 @@ class Policy:
     cascade_weight: float = 0.08
     survived_weight: float = 0.25
     """Of an event after which the job went on."""
+    healed_weight: float = 0.15
+    """Of an event that was over before the trouble began."""
     late_weight: float = 0.35
     """Of an event after the first complaint."""
     old_weight: float = 0.2

@@ -106,6 +106,11 @@ def _time_weight(
     seen: Observation, onset_ns: int | None, context: Context, policy: Policy
 ) -> tuple[float, str | None]:
     """Return how an observation's time counts, and why if it counts against it."""
+    if seen.healed_ns is not None and seen.repeats < policy.flaps:
+        before = onset_ns is None or onset_ns - seen.healed_ns > policy.healed_gap_ns
+        after = onset_ns is not None and (seen.time_ns or 0) - onset_ns > policy.clock_slack_ns
+        if before or after:
+            return policy.healed_weight, "it was well again before the trouble"
     if seen.time_ns is None or onset_ns is None:
         return 0.8, None
     last = seen.last_ns or seen.time_ns

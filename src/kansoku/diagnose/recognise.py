@@ -15,7 +15,7 @@ from kansoku.catalog.xid import Code, codes
 from kansoku.diagnose.observation import Observation
 from kansoku.model import Domain
 
-__all__ = ["Recognised", "by_code", "progress_of", "recognise"]
+__all__ = ["Recognised", "by_code", "progress_of", "recognise", "says_healed"]
 
 _XID = re.compile(r"(?<![A-Za-z])Xid\b\s*(?:\([^)\n]*\))?\s*[:=]?\s*(\d{1,3})\b", re.IGNORECASE)
 _SXID = re.compile(r"SXid\b\s*(?:\([^)\n]*\))?\s*[:=]?\s*(\d{5})\b", re.IGNORECASE)
@@ -36,7 +36,8 @@ _PEER = re.compile(
     r"(?:peer|remote(?: host)?|to|from)\s+((?:\d{1,3}\.){3}\d{1,3}|[a-z][\w.-]*\d)", re.IGNORECASE
 )
 _EXCEPTION = re.compile(
-    r"(?:^|[\s:\]])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit))(?::|$)"
+    r"(?:^|[\s:\]])((?:[A-Za-z_]\w*\.)*(?!(?:Lustre|LNet)Error)[A-Z]\w*"
+    r"(?:Error|Exception|Exit))(?::|$)"
 )
 # Frames and carets of a traceback say where the error passed, not what it is.
 _FRAME = re.compile(
@@ -57,7 +58,28 @@ _LOST_NODE = re.compile(
 )
 _CGROUP_OOM = re.compile(r"memory cgroup|CONSTRAINT_MEMCG|oom_memcg|task_memcg", re.IGNORECASE)
 _PROGRESS = re.compile(
-    r"\b(?:global[_ ]?step|step|iteration|iter)\b\s*[:=#\[]?\s*(\d{1,9})", re.IGNORECASE
+    r"\b(?:global[_ ]?step|train[_ ]?step|step|iteration|iter|it|batch|update)\b"
+    r"[\"']?\s*[:=#\[(]?\s*(\d{1,9})(?![\d.]*\s*(?:s|ms|sec)\b)"
+    r"|\[\s*(\d{1,9})\s*/\s*\d{1,9}\s*\]|\|\s*(\d{1,9})/\d{1,9}\s*\[",
+    re.IGNORECASE,
+)
+# A value that says that nothing is wrong.
+_FINE = re.compile(
+    r"^\s*[A-Za-z][\w /().,%-]{1,60}?\s*:\s*(?:not active|inactive|no|none|n/?a|0(?:\.0+)?|"
+    r"false|ok|good|healthy|normal)\s*$",
+    re.IGNORECASE,
+)
+# The program met it and went on.
+_HANDLED = re.compile(
+    r"\bcaught\b(?! (?:signal|collective))|\bfall(?:s|ing)? back\b|\bretry \d+ of \d+|"
+    r"\bretry loop\b|\b(?:will retry|retrying|skipped|skipping|ignored|ignoring|polled)\b",
+    re.IGNORECASE,
+)
+_HEALED = re.compile(
+    r"\blink (?:is )?up\b|\brestored\b|\brecovered\b|\breconnected\b|\b(?:now|again) responding\b"
+    r"|\bresponding again\b|\bback (?:online|up|in service)\b|\bgained carrier\b|"
+    r"\b(?:state|status) (?:changed )?to (?:up|ok|active)\b|\bOK\s*$|\blink becomes ready\b",
+    re.IGNORECASE,
 )
 _RESOLVED = re.compile(
     r"\b(?:corrected|recovered|restored|cleared|resolved|succe\w+|(?:0|no) errors?)\b",
@@ -232,8 +254,20 @@ def _by_words(text: str) -> Recognised | None:
 
 def recognise(text: str, *, extra: Sequence[Signature] = ()) -> Recognised | None:
     """Return what the line says, or None; ``extra`` are an operator's own signatures."""
-    if _FRAME.match(text):
+    if _FRAME.match(text) or _FINE.search(text):
         return None
+    said = _recognise(text, extra)
+    if said is None or said.role in {"info", "cascade"} or not _HANDLED.search(text):
+        return said
+    return replace(said, role="symptom", strength=said.strength * 0.3)
+
+
+def says_healed(text: str) -> bool:
+    """Say whether the line tells that something is well again."""
+    return bool(_HEALED.search(text)) and not re.search(r"\b(?:not|failed|cannot)\b", text)
+
+
+def _recognise(text: str, extra: Sequence[Signature]) -> Recognised | None:
     coded = _code(text)
     if coded is not None:
         return coded
@@ -280,4 +314,6 @@ def recognise(text: str, *, extra: Sequence[Signature] = ()) -> Recognised | Non
 def progress_of(text: str) -> int | None:
     """Return the step number that a progress line states, or None."""
     match = _PROGRESS.search(text)
-    return int(match[1]) if match and fault_level(text) < 0.75 else None
+    if match is None or fault_level(text) >= 0.75:
+        return None
+    return int(match[1] or match[2] or match[3])

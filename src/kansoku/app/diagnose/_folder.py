@@ -87,7 +87,7 @@ def diagnose_folder(
         progress=Progress(last_ns=progress, first_ns=reader.first_progress_ns),
         ranks=frozenset(reader.ranks | set(node_of_rank)),
         node_of_rank=node_of_rank,
-        ended_well=bool(endings) and all(endings),
+        ended_well=all(bundle.slurm_ended or endings) and bool(bundle.slurm_ended or endings),
     )
     policy = policy or Policy()
     incident = reason(found, context, policy)

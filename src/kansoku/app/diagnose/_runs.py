@@ -29,7 +29,7 @@ _HANGS: Mapping[str, tuple[Domain, str, str, float, bool]] = {
     "missing_ranks": (Domain.APPLICATION, "unequal work of ranks", "either", 0.6, True),
     "mismatch": (Domain.APPLICATION, "divergent collectives", "root", 0.8, False),
     "cycle": (Domain.APPLICATION, "order of collectives", "root", 0.85, False),
-    "device_or_fabric": (Domain.NETWORK, "transfer that never ends", "either", 0.5, False),
+    "device_or_fabric": (Domain.NETWORK, "transfer that never ends", "either", 0.25, False),
 }
 
 

@@ -7,6 +7,7 @@ Files are sorted by what they are; what could not be read is named.
 import os
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +84,8 @@ class Bundle:
     stacks: list[Stack] = field(default_factory=list)
     ended_well: list[bool] = field(default_factory=list)
     """Of each job log that says how it ended."""
+    slurm_ended: list[bool] = field(default_factory=list)
+    """The same of Slurm's own records, which know the exit code."""
     skipped: list[str] = field(default_factory=list)
     """``file: why`` of what was not read."""
 
@@ -155,15 +158,20 @@ def _robust_lines(path: Path) -> pl.LazyFrame:
     return pl.DataFrame({"line": lines}).with_row_index("row").lazy()
 
 
-def _read_text(path: Path, name: str, bundle: Bundle, reference_ns: int | None) -> None:
+def _read_text(
+    path: Path, name: str, bundle: Bundle, reference_ns: int | None, zone_minutes: int
+) -> None:
     head, tail, frame = _text(path)
     own = _last_date_ns(tail, head)
-    clock = Clock(reference_ns=own or reference_ns or path.stat().st_mtime_ns)
+    clock = Clock(
+        reference_ns=own or reference_ns or path.stat().st_mtime_ns,
+        utc_offset_minutes=zone_minutes,
+    )
     facts = FileFacts(
         name=name,
         kind=_kind(name, head),
         clock=clock,
-        node=host_in_path(name),
+        node=_node_of(name),
         rank=rank_in_path(name),
     )
     if looks_like_stacks(head[:65536]):
@@ -192,13 +200,14 @@ def _read_text(path: Path, name: str, bundle: Bundle, reference_ns: int | None) 
         bundle.numbers.append(steps)
     if facts.kind == "job":
         # A log of one rank says all in its last lines; one of many ranks needs more of them.
-        few = 40 if facts.rank is not None else 800
+        few = 400 if facts.rank is not None else 4000
         first, last = head.splitlines()[: few // 2], tail.splitlines()[-few:]
         bundle.reader.read_progress([*first, *last], facts)
     if facts.kind in {"job", "scheduler"}:
         ended = says_it_ended_well(tail.splitlines()[-40:])
         if ended is not None:
-            bundle.ended_well.append(ended)
+            told = bundle.slurm_ended if facts.kind == "scheduler" else bundle.ended_well
+            told.append(ended)
     bundle.text_files.append(name)
 
 
@@ -301,7 +310,7 @@ def _sort_in(path: Path, name: str, bundle: Bundle, texts: list[tuple[Path, str]
 def _read_table(path: Path, name: str, bundle: Bundle, texts: list[tuple[Path, str]]) -> None:
     """Take a table's numbers; a table without known numbers is read as text."""
     try:
-        rows = read_numbers(path, node=host_in_path(name), rank=rank_in_path(name))
+        rows = read_numbers(path, node=_node_of(name), rank=rank_in_path(name))
     except (pl.exceptions.PolarsError, OSError, ValueError) as error:
         bundle.skipped.append(f"{name}: {str(error).splitlines()[0][:120]}")
         rows = pl.DataFrame(schema=MEASURE_COLUMNS)
@@ -334,6 +343,33 @@ def _reference_ns(texts: Sequence[tuple[Path, str]]) -> int | None:
     return sorted(dates)[len(dates) // 2] if dates else None
 
 
+_ZONED = re.compile(r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(Z|[+-]\d\d:?\d\d)\b")
+
+
+def _zone_minutes(texts: Sequence[tuple[Path, str]]) -> int:
+    """Return the zone of most stamps that name one: a cluster's naive stamps share it."""
+    seen: Counter[int] = Counter()
+    for path, _ in texts[:2000]:
+        if path.suffix == ".gz":
+            continue
+        with path.open("rb") as file:
+            match = _ZONED.search(file.read(4096).decode("utf-8", "replace"))
+        if match is None:
+            continue
+        digits = match[1].replace(":", "")
+        minutes = 0 if digits == "Z" else int(digits[1:3]) * 60 + int(digits[3:])
+        seen[-minutes if digits.startswith("-") else minutes] += 1
+    return seen.most_common(1)[0][0] if seen else 0
+
+
+_NODE_FOLDER = re.compile(r"(?:^|/)(?:nodes?|hosts?)/([A-Za-z][\w.-]*\d[\w.-]*)/")
+
+
+def _node_of(name: str) -> str | None:
+    folder = _NODE_FOLDER.search(name)
+    return folder[1] if folder else host_in_path(name)
+
+
 def read_bundle(path: Path, *, extra: Sequence[Signature] = ()) -> Bundle:
     """Read a folder (or one file); raise InputError where there is nothing to read."""
     bundle = Bundle(reader=LineReader(extra))
@@ -354,11 +390,12 @@ def read_bundle(path: Path, *, extra: Sequence[Signature] = ()) -> Bundle:
         except OSError as error:
             bundle.skipped.append(f"{name}: {error.strerror or error}")
     reference_ns = _reference_ns(texts)
+    zone = _zone_minutes(texts)
     for file in bundle.metrics:
         _read_table(file, str(file.relative_to(root)), bundle, texts)
     for file, name in texts:
         try:
-            _read_text(file, name, bundle, reference_ns)
+            _read_text(file, name, bundle, reference_ns, zone)
         except OSError as error:
             bundle.skipped.append(f"{name}: {error.strerror or error}")
         except EOFError as error:
