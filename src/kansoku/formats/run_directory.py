@@ -35,6 +35,10 @@ RECORD = np.dtype(
         "itemsize": ring.RECORD_BYTES,
     }
 )
+_PHASE_CODES = [
+    ring.KIND_CODES[name]
+    for name in ("data_wait", "forward", "backward", "optimizer", "checkpoint", "evaluation")
+]
 _COUNT_MASK = np.uint64((1 << ring.LANE_SHIFT) - 1)
 _INCARNATION_SHIFT = 48
 _FLAG_NAMES = {
@@ -463,7 +467,11 @@ def _resources(
     records: _Records, ids: npt.NDArray[np.int64], kinds: pl.Series, rank: int
 ) -> pl.DataFrame:
     is_step = records["kind"] == ring.KIND_CODES["step"]
-    rows = np.flatnonzero(is_step | (records["peak_rss_bytes"] >= 0) | (records["device_ns"] >= 0))
+    # Every phase holds its run-queue wait, but the peak memory only now and then.
+    queued = np.isin(records["kind"], _PHASE_CODES) & (records["value_a"] > 0)
+    rows = np.flatnonzero(
+        is_step | queued | (records["peak_rss_bytes"] >= 0) | (records["device_ns"] >= 0)
+    )
     part, steps = records.take(rows), is_step[rows]
     values = {}
     for name, column in (("tokens", "value_a"), ("flops", "value_b")):

@@ -412,14 +412,16 @@ def _judge(
         if gc[0] >= 0.5 * whole:
             return ("garbage_collection", *gc, max(ratio, 1 + gc[0] / max(base, 1.0)))
     work = _stands_out(own, step_ns, column, policy.min_excess, policy)
-    if work is not None and ratio >= policy.min_ratio:
-        return ("work", *work, ratio)
+    queue = None
     if role.queue is not None:
         queue = _stands_out(role.queue, step_ns, column, policy.min_contention, policy)
-        if queue is not None:
-            wall = own + role.queue
-            peers = float(np.median(np.delete(wall.mean(axis=0), column)))
-            return ("cpu_contention", *queue, float(wall[:, column].mean()) / max(peers, 1.0))
+    # A rank without its CPU loses a little everywhere; what it waits for the CPU says why.
+    if role.queue is not None and queue is not None and (work is None or queue[0] > work[0]):
+        wall = own + role.queue
+        peers = float(np.median(np.delete(wall.mean(axis=0), column)))
+        return ("cpu_contention", *queue, float(wall[:, column].mean()) / max(peers, 1.0))
+    if work is not None and ratio >= policy.min_ratio:
+        return ("work", *work, ratio)
     return None
 
 

@@ -179,3 +179,12 @@ def test_run_json_gives_the_facts(one, tmp_path):
     assert data.facts.command == ("python", "x")
     assert data.peak["flops"] == 1e9
     assert "m" in data.missing
+
+
+def test_a_phase_without_peak_memory_keeps_its_run_queue_wait(one, tmp_path):
+    """Peak memory is noted every eighth step, the wait for the CPU in every phase."""
+    one.span("forward", 1_000, 2_000, value_a=500.0, peak_rss_bytes=4096, step=0)
+    one.span("forward", 3_000, 4_000, value_a=700.0, step=1)
+    one.save()
+    waits = read_run(tmp_path).resources.sort("step")["queued_ns"].to_list()
+    assert waits == [500, 700]
