@@ -37,7 +37,6 @@ $B mkdir /up/u /up/w
 $B mount -t overlay -o lowerdir=/low,upperdir=/up/u,workdir=/up/w overlay /root
 for d in proc sys dev; do $B mount --move /$d /root/$d; done
 $B mkdir -p /root/results /root/dev/shm /root/dev/pts
-$B mount -t tmpfs tmpfs /root/tmp
 $B mount -t tmpfs tmpfs /root/run
 $B mount -t tmpfs tmpfs /root/dev/shm
 $B mount -t tracefs t /root/sys/kernel/tracing
