@@ -24,21 +24,17 @@ from kansoku.model.tables import table_schema
 
 __all__ = ["ProcessState", "RunData", "read_run"]
 
+_CODES = {"Q": "<u8", "q": "<i8", "i": "<i4", "H": "<u2", "I": "<u4", "d": "<f8"}
 RECORD = np.dtype(
     {
         "names": [name for name, _, _ in ring.RECORD_FIELDS],
-        "formats": [
-            {"Q": "<u8", "q": "<i8", "i": "<i4", "H": "<u2", "I": "<u4", "d": "<f8"}[code]
-            for _, _, code in ring.RECORD_FIELDS
-        ],
+        "formats": [_CODES[code] for _, _, code in ring.RECORD_FIELDS],
         "offsets": [offset for _, offset, _ in ring.RECORD_FIELDS],
         "itemsize": ring.RECORD_BYTES,
     }
 )
-_PHASE_CODES = [
-    ring.KIND_CODES[name]
-    for name in ("data_wait", "forward", "backward", "optimizer", "checkpoint", "evaluation")
-]
+_PHASES = ("data_wait", "forward", "backward", "optimizer", "checkpoint", "evaluation")
+_PHASE_CODES = [ring.KIND_CODES[name] for name in _PHASES]
 _COUNT_MASK = np.uint64((1 << ring.LANE_SHIFT) - 1)
 _INCARNATION_SHIFT = 48
 _FLAG_NAMES = {
@@ -50,10 +46,8 @@ _FLAG_NAMES = {
     ring.FLAG_EVALUATES: "evaluates",
 }
 _STATES = {ring.OFF: "off", ring.RECORDING: "recording", ring.CLOSED: "closed"}
-
-COUNTERS_SCHEMA = {
-    "rank": pl.Int32(), "kind": pl.String(), "count": pl.Int64(), "bytes": pl.Int64(),
-}  # fmt: skip
+_LONG = pl.Int64()
+COUNTERS_SCHEMA = {"rank": pl.Int32(), "kind": pl.String(), "count": _LONG, "bytes": _LONG}
 RESOURCES_SCHEMA = {
     "rank": pl.Int32(),
     "step": pl.Int32(),
@@ -469,9 +463,8 @@ def _resources(
     is_step = records["kind"] == ring.KIND_CODES["step"]
     # Every phase holds its run-queue wait, but the peak memory only now and then.
     queued = np.isin(records["kind"], _PHASE_CODES) & (records["value_a"] > 0)
-    rows = np.flatnonzero(
-        is_step | queued | (records["peak_rss_bytes"] >= 0) | (records["device_ns"] >= 0)
-    )
+    noted = (records["peak_rss_bytes"] >= 0) | (records["device_ns"] >= 0)
+    rows = np.flatnonzero(is_step | queued | noted)
     part, steps = records.take(rows), is_step[rows]
     values = {}
     for name, column in (("tokens", "value_a"), ("flops", "value_b")):
