@@ -54,7 +54,10 @@ def main() -> None:
     print_table(
         "MLPerf logs",
         [
-            Row(what="126 logs scored", measured=seconds, unit="s", target="< 10", met=seconds < 10),
+            Row(
+                what="126 logs scored", measured=seconds, unit="s", target="< 10",
+                met=seconds < 10,
+            ),
             Row(
                 what="folders with the score made", measured=right, unit="of 42", target="42",
                 met=right == FOLDERS,
