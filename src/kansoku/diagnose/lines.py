@@ -8,6 +8,7 @@ from kansoku.catalog.signatures import Signature
 from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.recognise import Recognised, progress_of, recognise, says_healed
 from kansoku.formats.job_log import Clock, parse_line
+from kansoku.model import Domain
 
 __all__ = ["SUSPICIOUS", "FileFacts", "LineReader", "says_it_ended_well"]
 
@@ -21,12 +22,12 @@ SUSPICIOUS: tuple[str, ...] = (
     "denied", "desync", "did not get", "died", "disabled", "down", "drain", "drop", "dump",
     "duplicate", "edac", "errno", "error", "evict", "exceed", "exception", "exhaust", "exit",
     "expelled", "expired", "fail", "fallen", "fatal", "fault", "flap", "flight recorder",
-    "garbage", "gc.", "gdr", "gid table", "gpu direct", "heartbeat", "hung", "illegal",
+    "garbage", "gc.", "gc: ", "gdr", "gid table", "gpu direct", "heartbeat", "hung", "illegal",
     "imagepull", "imex", "infinite", "insufficient", "interrupt", "invalid", "kill", "lanes",
     "limit ", "limited", "link", "lockup", "lost", "low on resource", "machine check", "mce:",
     "mismatch", "missing", "module event", "modulenotfound", "nan", "no cuda", "no device",
     "no path", "no route", "no space", "nodenotready", "nonzero", "not a", "not connected",
-    "not found", "not known", "not reachable", "not ready", "not reproducible", "not respond",
+    "not found", "not known", "not reachable", "not ready", "not reproduc", "not respond",
     "nvrm", "oom", "oops", "out of memory", "overheat", "overrun", "panic", "pause", "pci",
     "pending", "pfc", "possible ", "power", "preempt", "quota", "read-only",
     "reconnect", "recovered", "reduce your request", "refused", "reject", "remap",
@@ -46,6 +47,9 @@ SUSPICIOUS: tuple[str, ...] = (
 
 _KERNEL_LINE = re.compile(r"\bkernel:|NVRM:|^\s*(?:<\d+>)?\[\s*\d+\.\d{6}\]")
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_GUESSED_NS = 3600 * 1_000_000_000
+_PROGRAM = re.compile(r"\bpid[ =:']+(\d+)", re.IGNORECASE)
+_PARTITION = re.compile(r"\bgpu\w*\*|\|gpu\w*\||gres[/:=]|partition", re.IGNORECASE)
 _LONGEST_CACHED = 400
 _NUMBER_MATTERS = re.compile(r"xid|status|exit|signal|errno|rc\b", re.IGNORECASE)
 # Labels of launchers stand where other tools put the host.
@@ -63,6 +67,8 @@ class FileFacts:
     clock: Clock
     node: str | None = None
     rank: int | None = None
+    estimated: bool = False
+    """Its clock is a guess: its times only tell what is old."""
 
 
 _DONE = re.compile(
@@ -90,12 +96,22 @@ def says_it_ended_well(tail: Sequence[str]) -> bool | None:
     return None
 
 
+def _names_a_partition(found: Recognised, line: str) -> bool:
+    """Say whether a GPU is only named by a partition or resource: that tells nothing of one."""
+    return (
+        found.domain is Domain.GPU_HARDWARE
+        and found.rule.startswith("concept.")
+        and bool(_PARTITION.search(line))
+    )
+
+
 class LineReader:
     """Turns lines into observations, folding repeats of one rule on one thing into one."""
 
     def __init__(self, extra: Sequence[Signature] = ()) -> None:
         self._extra = extra
         self._known: dict[str, Recognised | None] = {}
+        self._programs: dict[tuple[object, ...], set[str]] = {}
         self._seen: dict[tuple[object, ...], Observation] = {}
         self.last_progress_ns: dict[int | None, int] = {}
         self.first_progress_ns: int | None = None
@@ -131,6 +147,8 @@ class LineReader:
             # A line without a stamp belongs to the stamped line before it (tracebacks).
             time_ns = said.time_ns if said.time_ns is not None else last_ns
             last_ns = time_ns
+            if facts.estimated and time_ns is not None:
+                time_ns = time_ns if time_ns < facts.clock.reference_ns - _GUESSED_NS else None
             rank = said.rank if said.rank is not None else facts.rank
             host = None if said.host and _LABEL.fullmatch(said.host) else said.host
             own = facts.kind == "kernel" and host is not None
@@ -146,17 +164,24 @@ class LineReader:
                 continue
             if facts.kind == "other" and found.rule.startswith("concept."):
                 continue  # inventories name every part; words alone say nothing there
+            if facts.kind == "scheduler" and _names_a_partition(found, line):
+                continue
             if found.rule == "node-lost":
                 node, found = found.target or node, replace(found, target=None)
             kind = "kernel" if _KERNEL_LINE.search(line[:200]) else facts.kind
             key = (found.rule, found.component, node, rank, found.device, found.target, kind)
             before = self._seen.get(key)
+            program = _PROGRAM.search(line) if found.rule.startswith("xid.") else None
+            programs = self._programs.setdefault(key, set()) if program else set()
+            if program:
+                programs.add(program[1])
             if before is not None:
                 self._seen[key] = replace(
                     before,
                     repeats=before.repeats + 1,
                     last_ns=time_ns or before.last_ns,
                     healed_ns=None,
+                    programs=max(1, len(programs)),
                 )
                 continue
             self._seen[key] = Observation(

@@ -7,7 +7,7 @@ quantity's ratio and least difference, and lastingly so. Where all series of a w
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -262,6 +262,36 @@ def _say(
     )
 
 
+def _by_pair(grid: _Grid, quantity: Quantity, policy: MeasurePolicy) -> list[Observation]:
+    """Return the one of two series that changed for the worse, or what both did."""
+    found = []
+    for series in range(2):
+        alone = replace(grid, values=grid.values[series : series + 1])
+        change = _own_change(alone, quantity, policy)
+        if change is not None:
+            bin_, before, after = change
+            text = f"{quantity.name} went from {_number(before)} to {_number(after)}"
+            found.append(_say(grid, quantity, series, bin_, text, 0.8))
+    return found
+
+
+_MOST_UNEVEN = 1.5
+
+
+def _uneven(grid: _Grid, quantity: Quantity) -> tuple[int, str] | None:
+    """Return since when, and the sentence, where the largest wanders far above the median."""
+    if len(grid.entities) < 4 or grid.values.shape[1] < 8 or quantity.test != "high":
+        return None
+    with np.errstate(all="ignore"):
+        ratio = np.nanmax(np.nan_to_num(grid.values), axis=0) / _median(grid.values)
+    usual = float(np.nanmedian(ratio))
+    who = np.nanargmax(np.nan_to_num(grid.values), axis=0)
+    if not usual >= _MOST_UNEVEN or len(np.unique(who)) < 4:
+        return None
+    start = int(np.flatnonzero(ratio >= _MOST_UNEVEN)[0])
+    return start, f"{quantity.name} is uneven: the largest is {usual:.1f} times the median"
+
+
 def _by_peers(grid: _Grid, quantity: Quantity, policy: MeasurePolicy) -> list[Observation]:
     found = [
         _say(
@@ -270,8 +300,14 @@ def _by_peers(grid: _Grid, quantity: Quantity, policy: MeasurePolicy) -> list[Ob
         )
         for series, start, value, peers in _outliers(grid, quantity, policy)
     ]  # fmt: skip
-    if found or not (quantity.wide or len(grid.entities) < 3):
+    if found or not (
+        quantity.wide or len(grid.entities) < 3 or quantity.domain is Domain.APPLICATION
+    ):
         return found
+    if quantity.domain is Domain.APPLICATION and (uneven := _uneven(grid, quantity)) is not None:
+        return [_say(grid, quantity, None, *uneven)]
+    if len(grid.entities) == 2:
+        return _by_pair(grid, quantity, policy)
     change = _own_change(grid, quantity, policy)
     if change is None:
         return []

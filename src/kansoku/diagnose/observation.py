@@ -40,6 +40,8 @@ class Observation:
     locates: bool = False
     """It says where, hardly why: it supports whatever else is known of its rank or node."""
 
+    programs: int = 1
+    """Different processes that it happened to."""
     healed_ns: int | None = None
     """When the same thing said that it is well again; None where it did not."""
 

@@ -21,6 +21,8 @@ class Policy:
     minutes by default (torch, NCCL), so one incident can be silent that long."""
     survived_ns: int = 120 * _SECOND
     """Progress this long after an event shows that the event did not stop the job."""
+    other_programs: int = 3
+    """So many programs that meet the same error on one device speak against the device."""
     flaps: int = 4
     """Recoveries of one thing that returns so often heal nothing."""
     healed_gap_ns: int = 60 * _SECOND
@@ -31,14 +33,14 @@ class Policy:
     either_weight: float = 0.75
     symptom_weight: float = 0.45
     cascade_weight: float = 0.08
-    survived_weight: float = 0.25
+    survived_weight: float = 0.23
     """Of an event after which the job went on."""
     healed_weight: float = 0.15
     """Of an event that was over before the trouble began."""
     late_weight: float = 0.35
     """Of an event after the first complaint."""
-    old_weight: float = 0.2
-    elsewhere_weight: float = 0.3
+    old_weight: float = 0.15
+    elsewhere_weight: float = 0.15
     """Of an event on a node that is not the job's."""
     enough: float = 0.2
     """Below this score the answer is unknown."""

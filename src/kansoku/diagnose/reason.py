@@ -24,6 +24,8 @@ from kansoku.model import Domain, Evidence, Hypothesis, Incident, Subject, Verdi
 __all__ = ["Context", "Progress", "diagnose"]
 
 _MANY_RANKS = 4
+# Smaller "times" are step numbers.
+_LEAST_DATE_NS = 10**17
 _TOLD_OF_LOSS = {"sch-nodefail-step", "sch-state-node-fail", "sch-cancel", "sch-requeue"}
 _OWN_LIMITS = {"host memory limit", "kubernetes memory limit"}
 
@@ -102,44 +104,101 @@ def _onset(seen: Sequence[Observation], policy: Policy) -> int | None:
     return onset
 
 
-def _time_weight(
+def _was_over(seen: Observation, onset_ns: int | None, policy: Policy) -> bool:
+    """Say whether it had healed before the trouble began, or came apart from it and healed."""
+    if seen.healed_ns is None or seen.repeats >= policy.flaps:
+        return False
+    return (
+        onset_ns is None
+        or onset_ns - seen.healed_ns > policy.healed_gap_ns
+        or (seen.time_ns or 0) - onset_ns > policy.clock_slack_ns
+    )
+
+
+def _counts_fully(seen: Observation, last_ns: int, onset_ns: int, policy: Policy) -> bool:
+    """Say whether its time cannot count against it."""
+    time_ns = seen.time_ns or 0
+    if seen.kind == "metric" and time_ns < onset_ns:
+        return True  # it lasts: numbers are compared over the whole time
+    if seen.rule == "node-lost" and 0 <= time_ns - onset_ns < policy.survived_ns * 5:
+        return True  # schedulers notice after minutes
+    return seen.programs >= policy.other_programs and onset_ns - last_ns <= policy.old_ns
+
+
+def _time_weight(  # noqa: PLR0911 - one return a rule
     seen: Observation, onset_ns: int | None, context: Context, policy: Policy
 ) -> tuple[float, str | None]:
     """Return how an observation's time counts, and why if it counts against it."""
-    if seen.healed_ns is not None and seen.repeats < policy.flaps:
-        before = onset_ns is None or onset_ns - seen.healed_ns > policy.healed_gap_ns
-        after = onset_ns is not None and (seen.time_ns or 0) - onset_ns > policy.clock_slack_ns
-        if before or after:
-            return policy.healed_weight, "it was well again before the trouble"
-    if seen.time_ns is None or onset_ns is None:
+    if _was_over(seen, onset_ns, policy):
+        return policy.healed_weight, "it was well again before the trouble"
+    if seen.time_ns is None or onset_ns is None or seen.time_ns < _LEAST_DATE_NS:
         return 0.8, None
     last = seen.last_ns or seen.time_ns
+    if _counts_fully(seen, last, onset_ns, policy):
+        return 1.0, None
     progress = context.progress.latest_ns
+    if onset_ns - last > policy.old_ns:
+        return policy.old_weight, "it came long before the trouble"
     if (
         progress is not None
         and progress - last > policy.survived_ns
         and seen.kind not in {"metric", "trace"}
     ):
         return policy.survived_weight, "the job went on long after it"
-    if onset_ns - last > policy.old_ns:
-        return policy.old_weight, "it came long before the trouble"
     if seen.time_ns - onset_ns > policy.clock_slack_ns:
         return policy.late_weight, "it came after the first complaint"
     return 1.0, None
 
 
-def _by_scope(seen: Sequence[Observation]) -> list[Observation]:
+def _of_device_or_daemon(one: Observation, policy: Policy, *, daemon_died: bool) -> Observation:
+    """Correct what the scheduler's daemon or a shared device explains better."""
+    if daemon_died and one.rule in {"node-lost", "sch-state-node-fail"}:
+        return replace(one, role="cascade")  # the daemon died, not its node
+    if (
+        one.rule.startswith("xid.")
+        and one.domain is Domain.APPLICATION
+        and one.programs >= policy.other_programs
+    ):
+        # One device in the hands of several programs: the device is what they share.
+        return replace(one, domain=Domain.GPU_HARDWARE, component="gpu", role="root")
+    return one
+
+
+def _by_storage_way(one: Observation, clients: int, targets: int, context: Context) -> Observation:
+    """Correct a storage complaint by how many clients and targets share it."""
+    if clients > 1 or targets < 2:
+        return one
+    # One client that loses many targets has lost its own way to them.
+    new = replace(one, target=None)
+    if targets > 2 and len(context.job_nodes or context.node_of_rank or {}) > 1:
+        # Its peers reach the same servers: the way is what is broken.
+        new = replace(new, domain=Domain.NETWORK, component="path to the storage")
+    return new
+
+
+def _by_scope(
+    seen: Sequence[Observation], onset_ns: int | None, context: Context, policy: Policy
+) -> list[Observation]:
     """Correct domain and subject of observations by how wide they are seen."""
+    present = [
+        o
+        for o in seen
+        if _time_weight(o, onset_ns, context, policy)[1] is None
+        and not (context.job_nodes and o.node and o.node not in context.job_nodes)
+    ]
+    daemons = {o.node for o in seen if o.component == "node daemon"}
     hardware = {
         (o.node, o.device)
-        for o in seen
+        for o in present
         if o.domain is Domain.GPU_HARDWARE and o.role == "root" and o.strength >= 0.7
     }
     hardware_nodes = {node for node, _ in hardware if node}
     dead = {
         o.node
-        for o in seen
-        if o.node and o.domain in {Domain.HOST, Domain.GPU_HARDWARE} and o.role == "root"
+        for o in present
+        if o.node
+        and o.domain in {Domain.HOST, Domain.GPU_HARDWARE}
+        and (o.role == "root" or o.rule == "node-lost")
     }
     clients: dict[str, set[str]] = defaultdict(set)
     for one in seen:
@@ -158,6 +217,10 @@ def _by_scope(seen: Sequence[Observation]) -> list[Observation]:
             new = replace(one, role="cascade")
             changed.append(new)
             continue
+        new = _of_device_or_daemon(one, policy, daemon_died=bool(daemons))
+        if new is not one:
+            changed.append(new)
+            continue
         if one.rule == "host-oom-killer" and one.node in limited:
             # The kernel tells the limit that was hit in another line of the same kill.
             new = replace(one, domain=Domain.APPLICATION, component="host memory limit")
@@ -173,11 +236,7 @@ def _by_scope(seen: Sequence[Observation]) -> list[Observation]:
             # A peer that died first looks like a network that lost it.
             new = replace(one, role="symptom" if one.node not in dead else "cascade")
         elif one.domain is Domain.STORAGE and one.node and one.target:
-            many_clients = len(clients[one.target]) > 1
-            many_targets = len(targets[one.node]) > 1
-            if not many_clients and many_targets:
-                # One client that loses many targets has lost its own way to them.
-                new = replace(one, target=None)
+            new = _by_storage_way(one, len(clients[one.target]), len(targets[one.node]), context)
         changed.append(new)
     return changed
 
@@ -338,6 +397,8 @@ def _is_serious(one: Observation, context: Context) -> bool:
     """Say whether it is trouble even where no cause can be named."""
     if context.ended_well:
         return False
+    if one.rule == "metric:step time":
+        return True
     if one.kind == "job":
         return (one.strength >= 0.3 and one.role != "symptom") or one.strength >= 0.7
     return one.kind == "trace" and one.role in {"root", "either", "cascade"}
@@ -357,7 +418,7 @@ def diagnose(
     if not wrong:
         return None
     onset_ns = _onset(seen, policy)
-    scoped = _by_scope(seen)
+    scoped = _by_scope(seen, onset_ns, context, policy)
     groups, doubts = _groups(scoped, onset_ns, context, policy)
     ranked = sorted(
         _merged(groups, len(context.ranks)), key=lambda g: (-g.score, g.lead.time_ns or 0)

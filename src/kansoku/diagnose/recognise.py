@@ -38,6 +38,8 @@ _PEER = re.compile(
 _EXCEPTION = re.compile(
     r"(?:^|[\s:\]])((?:[A-Za-z_]\w*\.)*(?!(?:Lustre|LNet)Error)[A-Z]\w*"
     r"(?:Error|Exception|Exit))(?::|$)"
+    # A class of a module, at the line's begin, as a traceback ends: whatever its name.
+    r"|^(?:\S{1,24} )?((?:[a-z_]\w*\.)+[A-Z]\w*[a-z]\w*): \S"
 )
 # Frames and carets of a traceback say where the error passed, not what it is.
 _FRAME = re.compile(
@@ -57,6 +59,7 @@ _LOST_NODE = re.compile(
     re.IGNORECASE,
 )
 _CGROUP_OOM = re.compile(r"memory cgroup|CONSTRAINT_MEMCG|oom_memcg|task_memcg", re.IGNORECASE)
+_SHARED_MEMORY = re.compile(r"\bshm\b|shared memory")
 _PROGRESS = re.compile(
     r"\b(?:global[_ ]?step|train[_ ]?step|step|iteration|iter|it|batch|update)\b"
     r"[\"']?\s*[:=#\[(]?\s*(\d{1,9})(?![\d.]*\s*(?:s|ms|sec)\b)"
@@ -286,6 +289,12 @@ def _recognise(text: str, extra: Sequence[Signature]) -> Recognised | None:
         if rule.id == "host-oom-killer" and _CGROUP_OOM.search(text):
             # A cgroup's limit is the job's own request, not the node's shortage.
             domain, component = Domain.APPLICATION, "host memory limit"
+        if rule.id == "app-disk-full" and _SHARED_MEMORY.search(text):
+            domain, component = Domain.HOST, "shared memory"
+        kills = re.search(r"Detected (\d+) oom", text) if rule.id == "sch-oom" else None
+        if kills is not None and int(kills[1]) > 1:
+            # Several processes at once: the node's group was emptied, not one greedy rank.
+            domain, component = Domain.HOST, "host memory: whole group killed"
         return Recognised(
             rule=rule.id,
             domain=domain,
@@ -305,7 +314,7 @@ def _recognise(text: str, extra: Sequence[Signature]) -> Recognised | None:
             component="code bug",
             role="either",
             strength=0.6,
-            meaning=f"an uncaught {exception[1]}",
+            meaning=f"an uncaught {exception[1] or exception[2]}",
             action="hand to the user with the traceback",
         )
     return _by_words(text)

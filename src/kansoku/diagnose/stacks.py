@@ -26,6 +26,7 @@ _COLLECTIVE = re.compile(
     r"finalize_backward",
     re.IGNORECASE,
 )
+_COMPILES = re.compile(r"torch/_(?:inductor|dynamo)|triton/(?:compiler|runtime)|cpp_extension")
 _DOING: tuple[tuple[str, Domain, str, re.Pattern[str]], ...] = (
     ("writes a checkpoint", Domain.STORAGE, "checkpoint",
      re.compile(
@@ -131,6 +132,9 @@ def _place(stack: Stack) -> str:
 
 
 def _doing(stack: Stack) -> tuple[str, Domain, str]:
+    if any(_COMPILES.search(frame) for frame in stack.frames[:12]):
+        # Whatever it does at the moment, it does it for the compiler.
+        return "compiles", Domain.FRAMEWORK, "compilation"
     for frame in stack.frames[:12]:
         for what, domain, component, pattern in _DOING:
             if pattern.search(frame):

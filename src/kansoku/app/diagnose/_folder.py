@@ -54,7 +54,7 @@ def diagnose_folder(
     found = [*reader.observations, *more]
     missing = _missing(bundle)
     node_of_rank = dict(reader.node_of_rank)
-    job_nodes: set[str] = set()
+    job_nodes: set[str] = set(bundle.job_nodes)
     progress = dict(reader.last_progress_ns)
     endings = list(bundle.ended_well)
     for run in bundle.runs:
@@ -84,6 +84,7 @@ def diagnose_folder(
     if numbers:
         found += read_measures(pl.concat(numbers))
     context = Context(
+        job_nodes=frozenset(job_nodes) if bundle.job_nodes else frozenset(),
         progress=Progress(last_ns=progress, first_ns=reader.first_progress_ns),
         ranks=frozenset(reader.ranks | set(node_of_rank)),
         node_of_rank=node_of_rank,

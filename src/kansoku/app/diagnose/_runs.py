@@ -27,7 +27,7 @@ _CULPRITS_SHOWN = 16
 # What a hang's verdict says of whose fault it is: domain, part, role, strength, only where.
 _HANGS: Mapping[str, tuple[Domain, str, str, float, bool]] = {
     "missing_ranks": (Domain.APPLICATION, "unequal work of ranks", "either", 0.6, True),
-    "mismatch": (Domain.APPLICATION, "divergent collectives", "root", 0.8, False),
+    "mismatch": (Domain.FRAMEWORK, "divergent collectives", "root", 0.8, False),
     "cycle": (Domain.APPLICATION, "order of collectives", "root", 0.85, False),
     "device_or_fabric": (Domain.NETWORK, "transfer that never ends", "either", 0.25, False),
 }

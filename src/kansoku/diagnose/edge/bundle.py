@@ -9,10 +9,11 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import polars as pl
+from ClusterShell.NodeSet import NodeSet, NodeSetParseError
 from isal import igzip
 
 from kansoku.catalog.signatures import Signature
@@ -53,13 +54,16 @@ _DEVICE_TEXT = re.compile(
 )
 _DEVICE_TEXT_BYTES = 8 << 20
 # What training loops print of each step: its number, then a time or a loss in the same line.
-_STEP = r"(?i)\b(?:global[_ ]?step|step|iteration|iter)\b\s*[:=#\[(/]?\s*(\d{1,9})"
+_STEP = r"(?i)\b(?:global[_ ]?step|step|iteration|iter)\b[\"']?\s*[:=#\[(/]?\s*(\d{1,9})"
 _STEP_MS = (
-    r"(?i)(?:elapsed time per iteration|(?:step|iter(?:ation)?)[_ -]?(?:time|"
-    r"duration)|time per step"
-    r"|time/step|\btime|\bdt|\belapsed)\s*(?:\((ms|s|sec)\))?\s*[:= ]\s*([\d.]+)\s*(ms|s\b|sec)?"
+    r"(?i)(?:train_step_timing in s|elapsed time per iteration"
+    r"|(?:step|iter(?:ation)?)[_ -]?(?:time|duration)|time per step"
+    r"|time/step|\btime|\bdt|\belapsed)[\"']?\s*(?:\((ms|s|sec)\))?"
+    r"\s*[:= ]\s*([\d.]+)\s*(ms|s\b|sec)?"
 )
 _LOSS = r"(?i)\b(?:lm |train(?:ing)?[_ ])?loss\b\s*[:= ]\s*([-+]?\d[\d.]*(?:[eE][-+]?\d+)?)"
+_FEW_STEPS = 12
+_MOST_STAMPS = 20_000
 _MOST_STEPS = 200_000
 _MOST_PACES = 64
 
@@ -86,6 +90,8 @@ class Bundle:
     """Of each job log that says how it ended."""
     slurm_ended: list[bool] = field(default_factory=list)
     """The same of Slurm's own records, which know the exit code."""
+    job_nodes: set[str] = field(default_factory=set)
+    """Nodes of the job in Slurm's records, where these tell of one job alone."""
     skipped: list[str] = field(default_factory=list)
     """``file: why`` of what was not read."""
 
@@ -121,9 +127,15 @@ def _last_date_ns(*texts: str) -> int | None:
     return None
 
 
+_OWN_EXCEPTION = r"^(?:\S{1,24} )?(?:[a-z_]\w*\.)+[A-Z]\w*[a-z]\w*: \S"
+
+
 def _suspicious(frame: pl.LazyFrame) -> list[tuple[int, str]]:
     found = (
-        frame.filter(pl.col("line").str.contains_any(list(SUSPICIOUS), ascii_case_insensitive=True))
+        frame.filter(
+            pl.col("line").str.contains_any(list(SUSPICIOUS), ascii_case_insensitive=True)
+            | pl.col("line").str.contains(_OWN_EXCEPTION)
+        )
         .head(_MOST_LINES_A_FILE)
         .collect(engine="streaming")
     )
@@ -167,7 +179,13 @@ def _read_text(
         reference_ns=own or reference_ns or path.stat().st_mtime_ns,
         utc_offset_minutes=zone_minutes,
     )
+    uptimes = None if own else _UPTIMES.findall(tail)
+    guess = reference_ns or path.stat().st_mtime_ns
+    if uptimes:
+        # Without a date: the last line is taken for the end of what was collected.
+        clock = replace(clock, boot_ns=guess - int(float(uptimes[-1]) * 1e9))
     facts = FileFacts(
+        estimated=bool(uptimes),
         name=name,
         kind=_kind(name, head),
         clock=clock,
@@ -203,12 +221,24 @@ def _read_text(
         few = 400 if facts.rank is not None else 4000
         first, last = head.splitlines()[: few // 2], tail.splitlines()[-few:]
         bundle.reader.read_progress([*first, *last], facts)
+    if facts.kind == "scheduler":
+        bundle.job_nodes |= _job_nodes(head)
     if facts.kind in {"job", "scheduler"}:
         ended = says_it_ended_well(tail.splitlines()[-40:])
         if ended is not None:
             told = bundle.slurm_ended if facts.kind == "scheduler" else bundle.ended_well
             told.append(ended)
     bundle.text_files.append(name)
+
+
+def _timed(found: pl.DataFrame, facts: FileFacts) -> pl.DataFrame:
+    """Return the steps with their times from the lines' own stamps."""
+    first = found.head(_MOST_STAMPS)
+    times = [parse_line(line, facts.clock).time_ns for line in first["line"]]
+    each = pl.col("step").diff()
+    return first.with_columns(time_ns=pl.Series(times, dtype=pl.Int64)).with_columns(
+        step_time=pl.when(each > 0).then(pl.col("time_ns").diff() / 1e9 / each)
+    )
 
 
 def _steps(frame: pl.LazyFrame, facts: FileFacts) -> pl.DataFrame:
@@ -223,16 +253,19 @@ def _steps(frame: pl.LazyFrame, facts: FileFacts) -> pl.DataFrame:
             step_time=pl.when(unit.str.to_lowercase() == "ms")
             .then(milliseconds / 1e3)
             .otherwise(milliseconds),
+            line=line.str.head(200),
             loss=line.str.extract(_LOSS, 1).cast(pl.Float64, strict=False),
         )
         .drop_nulls("step")
         .head(_MOST_STEPS)
         .collect(engine="streaming")
     )
+    if found["step_time"].count() < _FEW_STEPS <= len(found):
+        found = _timed(found, facts)
     parts = []
     for column, metric in (("step_time", "step time s"), ("loss", "training loss")):
         values = found.drop_nulls(column)
-        if len(values) < 12:
+        if len(values) < _FEW_STEPS:
             continue
         parts.append(
             values.select(
@@ -360,6 +393,27 @@ def _zone_minutes(texts: Sequence[tuple[Path, str]]) -> int:
         minutes = 0 if digits == "Z" else int(digits[1:3]) * 60 + int(digits[3:])
         seen[-minutes if digits.startswith("-") else minutes] += 1
     return seen.most_common(1)[0][0] if seen else 0
+
+
+_UPTIMES = re.compile(r"^(?:<\d+>)?\[\s*(\d{1,9}\.\d{6})\]", re.MULTILINE)
+
+
+def _job_nodes(text: str) -> set[str]:
+    """Return the nodes of an accounting table that tells of one job; empty otherwise."""
+    rows = [line.split("|") for line in text.splitlines() if "|" in line]
+    if not rows or "JobID" not in rows[0] or "NodeList" not in rows[0]:
+        return set()
+    job, nodes = rows[0].index("JobID"), rows[0].index("NodeList")
+    whole = [row for row in rows[1:] if len(row) > max(job, nodes)]
+    if len({row[job].partition(".")[0] for row in whole}) != 1:
+        return set()
+    found: set[str] = set()
+    for row in whole:
+        try:
+            found |= set(NodeSet(row[nodes], resolver=None))
+        except NodeSetParseError:
+            return set()
+    return found
 
 
 _NODE_FOLDER = re.compile(r"(?:^|/)(?:nodes?|hosts?)/([A-Za-z][\w.-]*\d[\w.-]*)/")
