@@ -125,7 +125,7 @@ def _counts_fully(seen: Observation, last_ns: int, onset_ns: int, policy: Policy
     return seen.programs >= policy.other_programs and onset_ns - last_ns <= policy.old_ns
 
 
-def _time_weight(  # noqa: PLR0911 - one return a rule
+def _time_weight(
     seen: Observation, onset_ns: int | None, context: Context, policy: Policy
 ) -> tuple[float, str | None]:
     """Return how an observation's time counts, and why if it counts against it."""
