@@ -142,30 +142,34 @@ def test_a_full_disk_at_the_checkpoint(lab, small_disk):
     assert (incident.kind, cause.domain) == ("stop", Domain.STORAGE)
 
 
-@pytest.fixture(scope="module")
-def slow(tmp_path_factory):
-    plans = [
-        Plan(name="starved", slow="contention", rank=2, steps=40),
-        Plan(name="loader", slow="data", rank=1, steps=40, extra_ms=60),
-        Plan(name="rotating", slow="rotating", steps=40),
-    ]
-    return train(plans, tmp_path_factory.mktemp("slow"))
+@pytest.fixture
+def slow(tmp_path, request):
+    """Train one plan for one test, so that a test tried again trains again."""
+    plan = Plan(**request.param)
+    return train([plan], tmp_path)[plan.name]
 
 
+def with_plan(**plan):
+    return pytest.mark.parametrize("slow", [plan], indirect=True, ids=[plan["name"]])
+
+
+@with_plan(name="starved", slow="contention", rank=2, steps=40)
 def test_a_node_whose_cpu_others_take(slow):
-    incident, cause = first(slow["starved"])
+    incident, cause = first(slow)
     assert (incident.kind, cause.domain) == ("slow", Domain.HOST)
     assert "rank 2" in said(cause)
 
 
+@with_plan(name="loader", slow="data", rank=1, steps=40, extra_ms=60)
 def test_a_slow_disk_under_the_loader(slow):
-    incident, cause = first(slow["loader"])
+    incident, cause = first(slow)
     assert (incident.kind, cause.domain) == ("slow", Domain.STORAGE)
     assert "rank 1" in said(cause)
 
 
+@with_plan(name="rotating", slow="rotating", steps=40)
 def test_delays_that_move_from_rank_to_rank_are_nobodys_fault(slow):
-    answer = diagnose_folder(slow["rotating"])
+    answer = diagnose_folder(slow)
     blamed = [h for i in answer.incidents for h in i.hypotheses if h.subject is not None]
     assert blamed == []
 
