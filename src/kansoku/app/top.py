@@ -7,7 +7,7 @@ long run costs no more than a short one.
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -119,15 +119,7 @@ def rank_lines(steps: pl.DataFrame, nodes: dict[int, str]) -> tuple[RankLine, ..
             )
         )
     late = _late(waits)
-    return tuple(
-        line
-        if line.rank != late
-        else RankLine(
-            rank=line.rank, node=line.node, step=line.step, step_ms=line.step_ms,
-            phases=line.phases, trend=line.trend, late=True,
-        )
-        for line in lines
-    )  # fmt: skip
+    return tuple(replace(line, late=True) if line.rank == late else line for line in lines)
 
 
 def _late(waits: dict[int, float]) -> int | None:

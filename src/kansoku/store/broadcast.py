@@ -10,16 +10,17 @@ import pyarrow as pa
 from kansoku.errors import InputError
 from kansoku.model import TABLES
 
-__all__ = ["Broadcast", "Listener"]
+__all__ = ["Broadcast", "Listener", "Waiting"]
 
 
-class Listener:
-    """One subscription: the oldest batches give way when the reader is slow."""
+class Waiting:
+    """Batches that wait for one reader: the oldest give way when it is slow.
 
-    def __init__(self, owner: "Broadcast", tables: frozenset[str], capacity: int) -> None:
-        self.tables = tables
-        self._owner = owner
-        self._waiting: deque[tuple[str, pa.Table]] = deque(maxlen=capacity)
+    Every subscription is one; they differ in how batches come in.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._waiting: deque[tuple[str, pl.DataFrame | pa.Table]] = deque(maxlen=capacity)
         self._changed = threading.Condition()
         self._closed = False
         self._dropped = 0
@@ -34,13 +35,13 @@ class Listener:
         """Whether nothing more will come."""
         return self._closed
 
-    def put(self, table: str, rows: pa.Table) -> None:
+    def put(self, table: str, rows: pl.DataFrame | pa.Table) -> None:
         """Take a batch, never waiting."""
         with self._changed:
             if len(self._waiting) == self._waiting.maxlen:
                 self._dropped += 1
             self._waiting.append((table, rows))
-            self._changed.notify()
+            self._changed.notify_all()
 
     def get(self, timeout_s: float | None = None) -> tuple[str, pl.DataFrame] | None:
         """Return the next (table, rows), or None after the timeout or when closed."""
@@ -49,14 +50,10 @@ class Listener:
             if not self._waiting:
                 return None
             table, rows = self._waiting.popleft()
-        frame = pl.from_arrow(rows)
-        assert isinstance(frame, pl.DataFrame)
-        text = [name for name, kind in frame.schema.items() if kind == pl.Categorical]
-        return table, frame.with_columns(pl.col(text).cast(pl.String)) if text else frame
+        return table, rows if isinstance(rows, pl.DataFrame) else _frame(rows)
 
     def close(self) -> None:
         """Stop receiving."""
-        self._owner.remove(self)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -65,6 +62,28 @@ class Listener:
         """Yield batches until closed."""
         while (item := self.get()) is not None:
             yield item
+
+
+def _frame(rows: pa.Table) -> pl.DataFrame:
+    """Convert in the reader's thread, not in the writer's."""
+    frame = pl.from_arrow(rows)
+    assert isinstance(frame, pl.DataFrame)
+    text = [name for name, kind in frame.schema.items() if kind == pl.Categorical]
+    return frame.with_columns(pl.col(text).cast(pl.String)) if text else frame
+
+
+class Listener(Waiting):
+    """A subscription in the process of the store."""
+
+    def __init__(self, owner: "Broadcast", tables: frozenset[str], capacity: int) -> None:
+        super().__init__(capacity)
+        self.tables = tables
+        self._owner = owner
+
+    def close(self) -> None:
+        """Stop receiving."""
+        self._owner.remove(self)
+        super().close()
 
 
 class Broadcast:

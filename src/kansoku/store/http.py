@@ -1,8 +1,7 @@
 """The store of a running server, over its query API."""
 
 import threading
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import httpx
@@ -14,6 +13,7 @@ from kansoku.errors import BusyError, InputError, StoreError
 from kansoku.model import Origin, Receipt, table_schema
 from kansoku.store._interface import Filters, Matchers, Rows, matcher_list
 from kansoku.store._schema import conform
+from kansoku.store.broadcast import Waiting
 from kansoku.store.queries import named_query
 
 __all__ = ["HttpStore"]
@@ -228,16 +228,14 @@ class HttpStore:
         self.close()
 
 
-class StreamListener:
+class StreamListener(Waiting):
     """A subscription over server-sent events; ends when the server goes."""
 
     def __init__(self, client: httpx.Client, tables: Sequence[str], capacity: int) -> None:
+        super().__init__(capacity)
         self._client = client
         self._tables = tuple(tables)
-        self._waiting: deque[tuple[str, pl.DataFrame]] = deque(maxlen=capacity)
-        self._changed = threading.Condition()
-        self._closed = False
-        self._lost_here = self._lost_there = 0
+        self._lost_there = 0
         self._ready = threading.Event()
         self._error: str | None = None
         thread = threading.Thread(target=self._read, name="store-stream", daemon=True)
@@ -249,7 +247,7 @@ class StreamListener:
     @property
     def dropped_batches(self) -> int:
         """Batches lost because the reader was too slow, here or at the server."""
-        return self._lost_here + self._lost_there
+        return self._dropped + self._lost_there
 
     def _read(self) -> None:
         params = {"tables": ",".join(self._tables)}
@@ -278,28 +276,8 @@ class StreamListener:
             schema={name: schema.get(name, pl.String()) for name in document["columns"]},
             orient="row",
         )
-        with self._changed:
-            self._lost_there = document["dropped_batches"]
-            self._lost_here += len(self._waiting) == self._waiting.maxlen
-            self._waiting.append((table, frame))
-            self._changed.notify_all()
-
-    def get(self, timeout_s: float | None = None) -> tuple[str, pl.DataFrame] | None:
-        """Return the next (table, rows), or None after the timeout or when closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed, timeout_s)
-            return self._waiting.popleft() if self._waiting else None
-
-    def close(self) -> None:
-        """Stop receiving."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def __iter__(self) -> Iterator[tuple[str, pl.DataFrame]]:
-        """Yield batches until closed."""
-        while (item := self.get()) is not None:
-            yield item
+        self._lost_there = document["dropped_batches"]
+        self.put(table, frame)
 
 
 def _params(**values: Any) -> list[tuple[str, str]]:

@@ -2,8 +2,7 @@
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import duckdb
@@ -23,6 +22,7 @@ from kansoku.store._interface import (
 )
 from kansoku.store._range import Grid
 from kansoku.store._schema import conform
+from kansoku.store.broadcast import Waiting
 from kansoku.store.fleet.logsql import LogsqlEvents
 from kansoku.store.fleet.promql import PromMetrics
 from kansoku.store.fleet.remote_write import RemoteWriter
@@ -244,7 +244,7 @@ class FleetStore:
         self.close()
 
 
-class PollListener:
+class PollListener(Waiting):
     """A subscription by polling: rows stamped since the last look."""
 
     def __init__(
@@ -257,20 +257,12 @@ class PollListener:
     ) -> None:
         if unknown := set(tables) - set(TABLES):
             raise InputError(f"no table {', '.join(sorted(unknown))} to subscribe to")
+        super().__init__(capacity)
         self._store = store
         self._since = dict.fromkeys(tables, clock_ns())
         self._every_s = every_s
         self._clock_ns = clock_ns
-        self._waiting: deque[tuple[str, pl.DataFrame]] = deque(maxlen=capacity)
-        self._changed = threading.Condition()
-        self._closed = False
-        self._dropped = 0
         threading.Thread(target=self._run, name="fleet-poll", daemon=True).start()
-
-    @property
-    def dropped_batches(self) -> int:
-        """Batches lost because the reader was too slow."""
-        return self._dropped
 
     def _run(self) -> None:
         while not self._closed:
@@ -281,28 +273,7 @@ class PollListener:
                 except (StoreError, InputError):
                     continue  # the back end is away: the same range is asked again
                 self._since[table] = until
-                if rows.is_empty():
-                    continue
-                with self._changed:
-                    self._dropped += len(self._waiting) == self._waiting.maxlen
-                    self._waiting.append((table, rows))
-                    self._changed.notify_all()
+                if not rows.is_empty():
+                    self.put(table, rows)
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, self._every_s)
-
-    def get(self, timeout_s: float | None = None) -> tuple[str, pl.DataFrame] | None:
-        """Return the next (table, rows), or None after the timeout or when closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed, timeout_s)
-            return self._waiting.popleft() if self._waiting else None
-
-    def close(self) -> None:
-        """Stop asking."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def __iter__(self) -> Iterator[tuple[str, pl.DataFrame]]:
-        """Yield batches until closed."""
-        while (item := self.get()) is not None:
-            yield item
