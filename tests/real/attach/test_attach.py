@@ -30,6 +30,7 @@ class Trainings:
 
     def __init__(self, folder):
         self.folder = folder
+        self.started = 0
         self.process = subprocess.Popen(
             [sys.executable, str(SCRIPT)],
             env=observed_environment(folder),
@@ -46,7 +47,8 @@ class Trainings:
 
     def start(self, case, steps, name):
         """Start two ranks that wait for ``go``; return their folder and pids."""
-        folder = self.folder / name
+        self.started += 1  # a test tried again starts another training
+        folder = self.folder / f"{name}-{self.started}"
         folder.mkdir()
         self.process.stdin.write(f"{case} {steps} {folder}\n")
         self.process.stdin.flush()
@@ -56,8 +58,8 @@ class Trainings:
         """Wait for the ranks; return their exit codes."""
         return [int(code) for code in self._line().split()]
 
-    def inside(self, name):
-        return read_run(self.folder / "rings" / name)
+    def inside(self, folder):
+        return read_run(self.folder / "rings" / folder.name)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +148,7 @@ def test_counts_equal_the_recorder_inside(trainings, case):
     assert outcome.reason == "ended"
     assert outcome.dropped == 0
     assert [p["exit_code"] for p in outcome.processes] == [0, 0]
-    inside, outside = trainings.inside(case), read_run(folder / "run")
+    inside, outside = trainings.inside(folder), read_run(folder / "run")
     for rank in (0, 1):
         seen = counts(outside.spans, rank)
         assert seen == counts(inside.spans, rank)

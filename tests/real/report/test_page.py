@@ -1,18 +1,11 @@
 """The page in a real browser: drawn, alone, deaf to hostile text."""
 
 import pytest
-from tests.labs.browser import browser
 from tests.unit.view.test_html import HOSTILE, everything
 
 from kansoku.view.html import render
 
 pytestmark = pytest.mark.real
-
-
-@pytest.fixture(scope="module")
-def show():
-    with browser() as show:
-        yield show
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -1,10 +1,9 @@
-"""One server with a made-up day of 100 nodes, and Debian's Chromium."""
+"""One server with a made-up day of 100 nodes."""
 
 import os
 from pathlib import Path
 
 import pytest
-from tests.labs.browser import browser
 from tests.labs.fleet_day import DAY_END_NS, write_day
 
 from kansoku.app.serve import Server, ServeSettings
@@ -20,13 +19,6 @@ def site(tmp_path_factory):
     )
     with Server(settings, clock_ns=lambda: DAY_END_NS) as server:
         yield server, write_day(server.store, gauges=("power", "temperature"))
-
-
-@pytest.fixture(scope="session")
-def show():
-    """Return a function that opens an address and waits until everything is drawn."""
-    with browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="session")

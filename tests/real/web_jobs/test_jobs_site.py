@@ -9,7 +9,6 @@ from pathlib import Path
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from tests.labs.browser import browser
 from tests.labs.fleet_day import DAY_END_NS, write_day
 from tests.labs.generated_run import Schedule, generate
 from tests.labs.training import ROOT, bare_environment
@@ -61,12 +60,6 @@ def site(tmp_path_factory):
         runs = httpx.get(f"{server.url}/api/v1/pages/jobs", timeout=60).json()["runs"]
         real = next(r["run"] for r in runs if r["run"] not in {"slow", "wide"})
         yield server, job, real
-
-
-@pytest.fixture(scope="module")
-def show():
-    with browser() as opened:
-        yield opened
 
 
 def ready(page):

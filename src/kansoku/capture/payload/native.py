@@ -24,6 +24,7 @@ __all__ = ["Native", "build", "cache_folder", "load"]
 
 _LANE = 1
 _BUILD_TIMEOUT_S = 180
+_SETTLE_NS = 200_000_000
 _DTYPES = {
     "Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64",
     "Half": "float16", "Float": "float32", "Double": "float64", "Bool": "bool",
@@ -126,6 +127,8 @@ class Native:
             ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint16, ctypes.c_uint16,
         ]  # fmt: skip
         library.kansoku_group.argtypes = [ctypes.c_char_p, ctypes.c_uint16]
+        library.kansoku_settle.argtypes = [ctypes.c_int64]
+        library.kansoku_settle.restype = None
         library.kansoku_enable.argtypes = [ctypes.c_uint64, ctypes.c_int]
         self._library = library
         self.brackets = library.kansoku_brackets
@@ -178,7 +181,8 @@ class Native:
             RECORDER.miss("collectives issued from C++: torch refused the native recorder")
 
     def stop(self) -> None:
-        """Take everything out; nothing is written any more."""
+        """Take everything out, once the last ends were told; nothing is written any more."""
+        self._library.kansoku_settle(_SETTLE_NS)
         self._library.kansoku_disable()
         self._library.kansoku_abandon()
 

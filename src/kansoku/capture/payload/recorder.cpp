@@ -432,6 +432,14 @@ void kansoku_disable() {
   g_callback = at::INVALID_CALLBACK_HANDLE;
 }
 
+// Wait until every end has been told, at most so long: a Work wakes who waits for it before it calls
+// us, so a process may be at its end while the last record is still open.
+void kansoku_settle(int64_t timeout_ns) {
+  const timespec pause{0, 200000};
+  int64_t deadline = now_ns(CLOCK_MONOTONIC) + timeout_ns;
+  while (g_in_flight.load() > 0 && now_ns(CLOCK_MONOTONIC) < deadline) nanosleep(&pause, nullptr);
+}
+
 // In a forked child, and at the end: nothing is written any more.
 void kansoku_abandon() { g_base.store(nullptr); }
 
