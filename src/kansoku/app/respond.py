@@ -1,5 +1,6 @@
 """Respond to an incident as operators do: drain, replace, requeue, watch; dry run unless told."""
 
+import os
 import time
 import tomllib
 from collections.abc import Callable, Mapping
@@ -7,13 +8,20 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from kansoku.app._respond_lives import lives_json, lives_table
+from kansoku.app.checkpoints import checkpoint_json, checkpoints_of_folder
+from kansoku.diagnose.checkpoints import CheckpointState, checkpoint_sentences
+from kansoku.diagnose.edge.checkpoints import set_aside
 from kansoku.diagnose.edge.cluster import ClusterControl
 from kansoku.diagnose.edge.journal import Journal
+from kansoku.diagnose.life import NodeLife, incidents_within, lives_of
+from kansoku.diagnose.recognise import progress_of
 from kansoku.diagnose.response import (
     FINAL,
     BreakerState,
     Deed,
     DeedKind,
+    NodeFacts,
     Response,
     ResponsePolicy,
     State,
@@ -30,6 +38,7 @@ __all__ = [
     "Driver",
     "Target",
     "clear_breaker",
+    "progress_of_output",
     "progress_of_path",
     "read_policy",
     "respond_json",
@@ -39,6 +48,7 @@ __all__ = [
 
 SCHEMA = "kansoku.respond/1"
 _NODE_KINDS = {"node", "gpu", "nic"}
+_UNSEEN = "but nothing shows whether it gets on: name a folder with --progress"
 _GONE = {"FAILED", "CANCELLED", "COMPLETED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE"}
 
 
@@ -129,6 +139,26 @@ def progress_of_path(path: Path) -> int | None:
     return max(times, default=None)
 
 
+_TAIL_BYTES = 16_384
+_LAST_LINES = 5
+
+
+def progress_of_output(path: Path) -> int | None:
+    """Return when a job's output last grew, ns, while its newest lines state a step; else None.
+
+    A job that only starts, or writes errors, makes no progress by that.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+            time_ns = os.fstat(file.fileno()).st_mtime_ns
+    except OSError:
+        return None
+    newest = [line for line in lines if line.strip()][-_LAST_LINES:]
+    return time_ns if any(progress_of(line) is not None for line in newest) else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Driver:
     """Carries responses out, one deed after the other, keeping every state on disk."""
@@ -136,8 +166,11 @@ class Driver:
     control: ClusterControl
     journal: Journal
     policy: ResponsePolicy
-    progress: Callable[[str], int | None] = lambda _job: None
-    """A number that grows while the job gets on; None where it cannot be seen."""
+    progress: Callable[[str], int | None] | None = None
+    """A number that grows while the job gets on, None where it cannot be seen; without it the
+    job's own output is read."""
+    checkpoints: Path | None = None
+    """Where the job keeps its checkpoints: those that are not whole are set aside."""
     now_ns: Callable[[], int] = time.time_ns
     sleep: Callable[[float], None] = time.sleep
     say: Callable[[str], None] = lambda _text: None
@@ -154,7 +187,7 @@ class Driver:
         return allowed(
             self.journal.breaker(),
             policy,
-            self.control.nodes(),
+            self._nodes(),
             node=target.node,
             job=target.job,
             now_ns=self.now_ns(),
@@ -162,7 +195,34 @@ class Driver:
 
     def dry_run(self, target: Target) -> tuple[list[str], str | None]:
         """Return what would be done, and why it would be refused."""
-        return plan(self._new(target)), self.check(target)
+        lines = plan(
+            self._new(target), self._nodes(), self.policy, checkpoint=self.checkpoint_state()
+        )
+        return lines, self.check(target)
+
+    def checkpoint_state(self) -> CheckpointState | None:
+        """Return what the job could resume from; None where no folder was named."""
+        if self.checkpoints is None:
+            return None
+        return checkpoints_of_folder(self.checkpoints, until_ns=self.now_ns())
+
+    def _nodes(self) -> list[NodeFacts]:
+        """Return every node with how often it was taken out."""
+        lives, days, now = lives_of(self.journal.lives()), self.policy.lemon_days, self.now_ns()
+        return [
+            replace(
+                facts, incidents=incidents_within(lives[facts.name].out_ns, days=days, now_ns=now)
+            )
+            if facts.name in lives
+            else facts
+            for facts in self.control.nodes()
+        ]
+
+    def _progress(self, job: str) -> int | None:
+        if self.progress is not None:
+            return self.progress(job)
+        facts = self.control.job(job)
+        return progress_of_output(Path(facts.output)) if facts and facts.output else None
 
     def _new(self, target: Target) -> Response:
         now = self.now_ns()
@@ -207,17 +267,19 @@ class Driver:
 
     def _drive(self, response: Response) -> Response:
         while response.state not in FINAL:
-            deed = next_deed(response, self.control.nodes(), self.policy)
+            deed = next_deed(response, self._nodes(), self.policy)
             if deed is None:
                 response = replace(response, state=State.RECOVERED, changed_ns=self.now_ns())
                 self.journal.save(response)
                 break
             self.say(deed.sentence)
             if deed.kind is DeedKind.REQUEUE and response.job and response.step_before is None:
-                response = replace(response, step_before=self.progress(response.job) or 0)
+                response = replace(response, step_before=self._progress(response.job) or 0)
                 self.journal.save(response)
             self.journal.audit(self._record(response, deed, "begin"))
             failure = self._do(response, deed)
+            if deed.kind is DeedKind.REQUEUE and failure is None:
+                response = replace(response, resumes_from=self._resumes_from())
             self.journal.audit(self._record(response, deed, failure or "done"))
             response = after(response, deed, failure=failure, now_ns=self.now_ns())
             self.journal.save(response)
@@ -246,7 +308,9 @@ class Driver:
                 self.control.admit(deed.node)
             elif deed.kind is DeedKind.REQUEUE and deed.job:
                 self._still_drained(response)
-                self.control.requeue(deed.job, response.node)
+                self.control.requeue(
+                    deed.job, response.node, prepare=lambda: self._set_aside(response)
+                )
             elif deed.kind is DeedKind.WATCH and deed.job:
                 return self._watch(deed.job, response.step_before)
         except PlatformError as error:
@@ -260,24 +324,42 @@ class Driver:
         if facts is not None and not {"DRAIN", "DRAINED", "DRAINING"} & set(facts.states):
             self.control.drain(response.node, response.reason)
 
+    def _resumes_from(self) -> str | None:
+        state = self.checkpoint_state()
+        return state.last.name if state and state.last else None
+
+    def _set_aside(self, response: Response) -> None:
+        """Rename newer checkpoints that are not whole, so that the job finds the last good one."""
+        state = self.checkpoint_state()
+        for broken in state.incomplete if state and self.checkpoints else ():
+            try:
+                target = set_aside(self.checkpoints, broken)  # type: ignore[arg-type]
+            except OSError as error:
+                outcome = error.strerror or str(error)
+            else:
+                outcome = f"renamed {target.name}"
+            self.journal.audit(
+                {"time_ns": self.now_ns(), "response": response.id, "deed": "set_aside",
+                 "node": None, "job": response.job, "outcome": outcome,
+                 "sentence": f"set aside {broken.name}: {broken.problem}"}
+            )  # fmt: skip
+
     def _watch(self, job: str, before: int | None) -> str | None:
         deadline = self.now_ns() + self.policy.progress_within_s * 1_000_000_000
-        state = "unknown"
+        state, seen = "unknown", False
         while self.now_ns() < deadline:
             facts = self.control.job(job)
             state = facts.state if facts else "unknown"
-            current = self.progress(job)
-            if (
-                current is not None
-                and current > (before or 0)
-                and state in {"RUNNING", "COMPLETED"}
-            ):
-                return None
-            if state == "COMPLETED":
+            current = self._progress(job)
+            seen |= current is not None
+            went_on = current is not None and current > (before or 0)
+            if state == "COMPLETED" or (went_on and state == "RUNNING"):
                 return None
             if facts is None or state in _GONE:
                 return f"job {job} is {state}"
             self.sleep(1.0)
+        if state == "RUNNING" and not seen and not before:
+            return f"job {job} runs, {_UNSEEN}"
         return f"job {job} made no progress within {self.policy.progress_within_s} s ({state})"
 
     def _remember(self, response: Response, deed: Deed, failure: str | None) -> None:
@@ -294,6 +376,8 @@ class Driver:
             )
         if deed.kind is not DeedKind.WATCH or response.job is None:
             return
+        if failure is not None and failure.endswith(_UNSEEN):
+            return  # nobody knows: it counts neither for nor against the job
         breaker = self.journal.breaker()
         restarts = dict(breaker.restarts)
         restarts[response.job] = 0 if failure is None else restarts.get(response.job, 0) + 1
@@ -311,7 +395,12 @@ def clear_breaker(journal: Journal, now_ns: int) -> None:
 
 
 def respond_json(
-    responses: list[Response], *, plan_lines: list[str] | None = None, refusal: str | None = None
+    responses: list[Response],
+    *,
+    plan_lines: list[str] | None = None,
+    refusal: str | None = None,
+    checkpoint: CheckpointState | None = None,
+    lives: Mapping[str, NodeLife] | None = None,
 ) -> dict[str, Any]:
     """Return the versioned answer."""
     return {
@@ -319,18 +408,27 @@ def respond_json(
         "dry_run": plan_lines is not None,
         "plan": plan_lines or [],
         "refused": refusal,
+        "checkpoint": checkpoint_json(checkpoint),
         "responses": [response.to_json() for response in responses],
+        "nodes": lives_json(lives or {}),
     }
 
 
 def respond_view(
-    responses: list[Response], *, plan_lines: list[str] | None = None, refusal: str | None = None
+    responses: list[Response],
+    *,
+    plan_lines: list[str] | None = None,
+    refusal: str | None = None,
+    checkpoint: CheckpointState | None = None,
+    lives: Mapping[str, NodeLife] | None = None,
 ) -> View:
     """Return what a person reads."""
     blocks: list[Sentence | Table | Facts] = []
     if plan_lines is not None:
         blocks += [Sentence(text=f"would {line}") for line in plan_lines]
         blocks.append(Sentence(text="Dry run: nothing was done (--no-dry-run).", tone=Tone.MUTED))
+    if checkpoint is not None:
+        blocks += [Sentence(text=text) for text in checkpoint_sentences(checkpoint)]
     if refusal:
         blocks.append(Sentence(text=f"It would be refused: {refusal}", tone=Tone.NOTICE))
     if responses:
@@ -342,4 +440,6 @@ def respond_view(
                 tones=[Tone.BAD if r.state is State.ESCALATED else Tone.PLAIN for r in responses],
             )
         )
+    if lives:
+        blocks.append(lives_table(lives))
     return View(title="Response", blocks=blocks)

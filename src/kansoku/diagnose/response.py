@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from kansoku.diagnose.checkpoints import CheckpointState
+from kansoku.diagnose.life import lemon
 from kansoku.errors import InputError
 
 __all__ = [
@@ -92,6 +94,10 @@ class ResponsePolicy:
     """Domains for which a node is taken out."""
     progress_within_s: int = 900
     """The requeued job must make progress by then."""
+    lemon_incidents: int = 3
+    """Taken out so often within ``lemon_days``, a node replaces no other, whatever its check says,
+    and is returned only after a repair."""
+    lemon_days: int = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +110,8 @@ class NodeFacts:
     reserved: bool
     """Kept free to replace a failed node."""
     drained_by_us: bool = False
+    incidents: int = 0
+    """How often it was taken out within the policy's ``lemon_days``."""
 
     @property
     def is_free(self) -> bool:
@@ -130,6 +138,8 @@ class Response:
     begun_ns: int = 0
     changed_ns: int = 0
     note: str = ""
+    resumes_from: str | None = None
+    """The last complete checkpoint when the job was requeued; None where no folder was named."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for the state file."""
@@ -184,19 +194,69 @@ def allowed(
     return None
 
 
-def plan(response: Response) -> list[str]:
+def plan(
+    response: Response,
+    nodes: Sequence[NodeFacts] = (),
+    policy: ResponsePolicy | None = None,
+    *,
+    checkpoint: CheckpointState | None = None,
+) -> list[str]:
     """Return what will be done, for a dry run."""
-    lines = [
-        f"drain {response.node}: {response.reason}",
-        "choose a free reserved node and run the node check on it",
-        "admit it to the job's partition",
-    ]
+    policy = policy or ResponsePolicy()
+    lines = [f"drain {response.node}: {response.reason}"]
+    before = next((facts.incidents for facts in nodes if facts.name == response.node), 0)
+    if before:
+        again = lemon(
+            response.node, before + 1, limit=policy.lemon_incidents, days=policy.lemon_days
+        )
+        lines.append(
+            f"note that {again}: it needs a repair before it returns"
+            if again
+            else f"note that {response.node} was taken out {before} times before"
+            f" in {policy.lemon_days} days"
+        )
+    lines.append("choose a free reserved node and run the node check on it")
+    lines += [f"pass over {said}" for _, said in _lemons(nodes, policy)]
+    lines.append("admit it to the job's partition")
     if response.job:
-        lines += [
-            f"requeue job {response.job} without {response.node}; it resumes from its checkpoint",
-            f"watch that job {response.job} makes progress, else escalate",
-        ]
+        lines.append(f"requeue job {response.job} without {response.node}; {_resumes(checkpoint)}")
+        if checkpoint is not None:
+            lines += [f"set aside {c.name}: {c.problem}" for c in checkpoint.incomplete]
+        lines.append(f"watch that job {response.job} makes progress, else escalate")
     return lines
+
+
+def _resumes(checkpoint: CheckpointState | None) -> str:
+    if checkpoint is None:
+        return "it resumes from its checkpoint"
+    if checkpoint.last is None:
+        return "no complete checkpoint was found: it starts anew"
+    return f"it resumes from {checkpoint.last.name}"
+
+
+def _lemons(nodes: Sequence[NodeFacts], policy: ResponsePolicy) -> list[tuple[str, str]]:
+    """Return the reserved nodes that came back too often, each with its sentence."""
+    limit, days = policy.lemon_incidents, policy.lemon_days
+    said = [(n.name, lemon(n.name, n.incidents, limit=limit, days=days)) for n in nodes
+            if n.reserved]  # fmt: skip
+    return [(name, text) for name, text in said if text]
+
+
+def _choose(response: Response, nodes: Sequence[NodeFacts], policy: ResponsePolicy) -> Deed:
+    lemons = dict(_lemons(nodes, policy))
+    free = [
+        facts.name
+        for facts in nodes
+        if facts.reserved
+        and facts.is_free
+        and facts.name not in {response.node, *response.rejected, *lemons}
+    ]
+    chosen = min(free, default=None)
+    sentence = f"choose reserved node {chosen}" if chosen else "no reserved node is free"
+    passed = [text for name, text in lemons.items() if name != response.node]
+    if passed:
+        sentence += f" (passed over: {'; '.join(passed)})"
+    return Deed(kind=DeedKind.CHOOSE, node=chosen, job=response.job, sentence=sentence)
 
 
 def next_deed(
@@ -208,17 +268,7 @@ def next_deed(
         sentence = f"drain {response.node}: {response.reason}"
         return Deed(kind=DeedKind.DRAIN, node=response.node, job=job, sentence=sentence)
     if response.state is State.DRAINED:
-        free = [
-            facts.name
-            for facts in nodes
-            if facts.reserved
-            and facts.is_free
-            and facts.name != response.node
-            and facts.name not in response.rejected
-        ]
-        chosen = min(free, default=None)
-        sentence = f"choose reserved node {chosen}" if chosen else "no reserved node is free"
-        return Deed(kind=DeedKind.CHOOSE, node=chosen, job=job, sentence=sentence)
+        return _choose(response, nodes, policy)
     if response.state is State.CHOSEN:
         return Deed(
             kind=DeedKind.VALIDATE, node=spare, job=job, sentence=f"run the node check on {spare}"
@@ -256,9 +306,7 @@ def after(response: Response, deed: Deed, *, failure: str | None, now_ns: int) -
             state = State.RECOVERED
         spare = deed.node if deed.kind is DeedKind.CHOOSE else response.spare
         if deed.kind is DeedKind.CHOOSE and deed.node is None:
-            return replace(
-                response, state=State.ESCALATED, changed_ns=now_ns, note="no reserved node is free"
-            )
+            return replace(response, state=State.ESCALATED, changed_ns=now_ns, note=deed.sentence)
         return replace(response, state=state, spare=spare, changed_ns=now_ns, note="")
     if deed.kind in {DeedKind.VALIDATE, DeedKind.ADMIT}:
         return replace(

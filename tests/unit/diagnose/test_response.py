@@ -63,7 +63,8 @@ class FakeCluster:
         self.admitted.add(node)
         self._maybe_die()
 
-    def requeue(self, job, exclude):
+    def requeue(self, job, exclude, *, prepare):
+        prepare()
         self.requeues += 1
         self.excluded[job] = exclude
         self._maybe_die()

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from kansoku.app.checkpoints import checkpoint_json
+from kansoku.diagnose.checkpoints import CheckpointState, checkpoint_sentences
 from kansoku.diagnose.policy import Policy
 from kansoku.model import Evidence, Hypothesis, Incident, Verdict
 from kansoku.view import Facts, Heading, Sentence, Tone, View
@@ -21,6 +23,8 @@ class Diagnosis:
     read: tuple[str, ...]
     missing: tuple[str, ...]
     policy: Policy
+    checkpoint: CheckpointState | None = None
+    """What the job can resume from; None where nothing tells of a checkpoint."""
 
 
 def _evidence_json(items: Sequence[Evidence]) -> list[dict[str, object]]:
@@ -67,6 +71,7 @@ def diagnosis_json(diagnosis: Diagnosis) -> dict[str, object]:
         "verdict": str(verdict),
         "reason": why,
         "incidents": incidents,
+        "checkpoint": checkpoint_json(diagnosis.checkpoint),
         "inputs": {"read": list(diagnosis.read), "missing": list(diagnosis.missing)},
     }
 
@@ -78,6 +83,8 @@ def diagnosis_view(diagnosis: Diagnosis) -> View:
         blocks.append(Sentence(text="Nothing that was read speaks of trouble.", tone=Tone.GOOD))
     for incident in diagnosis.incidents:
         blocks += _incident_blocks(incident)
+    if diagnosis.checkpoint is not None:
+        blocks += [Sentence(text=text) for text in checkpoint_sentences(diagnosis.checkpoint)]
     blocks.append(Heading(text="Read and missing"))
     blocks.append(Sentence(text=f"{len(diagnosis.read)} files read.", tone=Tone.MUTED))
     blocks += [Sentence(text=text, tone=Tone.MUTED) for text in diagnosis.missing[:12]]

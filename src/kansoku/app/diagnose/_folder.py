@@ -5,6 +5,7 @@ from pathlib import Path
 
 import polars as pl
 
+from kansoku.app.checkpoints import checkpoints_of_folder, checkpoints_of_run
 from kansoku.app.diagnose._answer import Diagnosis
 from kansoku.app.diagnose._runs import observe_dumps, observe_run
 from kansoku.catalog.signatures import Signature
@@ -57,6 +58,7 @@ def diagnose_folder(
     job_nodes: set[str] = set(bundle.job_nodes)
     progress = dict(reader.last_progress_ns)
     endings = list(bundle.ended_well)
+    checkpoint = None
     for run in bundle.runs:
         try:
             seen, loaded, nodes = observe_run(run)
@@ -64,6 +66,7 @@ def diagnose_folder(
             missing.append(str(error))
             continue
         found += seen
+        checkpoint = checkpoints_of_run(loaded) or checkpoint
         node_of_rank.update(nodes)
         job_nodes |= set(nodes.values())
         if loaded.facts.exit_code is not None:
@@ -92,9 +95,13 @@ def diagnose_folder(
     )
     policy = policy or Policy()
     incident = reason(found, context, policy)
+    kept = checkpoints_of_folder(path, until_ns=max(progress.values(), default=None))
+    if kept.last is not None or kept.incomplete:
+        checkpoint = kept
     return Diagnosis(
         incidents=() if incident is None else (incident,),
         read=(*bundle.text_files, *map(str, [*bundle.dumps, *bundle.traces, *bundle.runs])),
         missing=tuple(dict.fromkeys(missing)),
         policy=policy,
+        checkpoint=checkpoint,
     )

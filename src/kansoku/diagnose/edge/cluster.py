@@ -1,10 +1,11 @@
 """What a response does to a real cluster, by Slurm's own commands."""
 
 import os
+import re
 import shlex
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +26,8 @@ class JobFacts:
     partition: str
     restarts: int
     excluded: str
+    output: str | None = None
+    """File of its standard output, as Slurm names it."""
 
 
 class ClusterControl(Protocol):
@@ -45,8 +48,14 @@ class ClusterControl(Protocol):
     def admit(self, node: str) -> None:
         """Let jobs run on a reserved node."""
 
-    def requeue(self, job: str, exclude: str) -> None:
-        """Requeue a job so that it starts again without a node."""
+    def give_back(self, node: str) -> None:
+        """Return a node that we drained to service; refuse where somebody else drained it."""
+
+    def requeue(self, job: str, exclude: str, *, prepare: Callable[[], None]) -> None:
+        """Requeue a job so that it starts again without a node.
+
+        ``prepare`` is called when it no longer runs and has not started again.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +125,7 @@ class SlurmControl:
             partition=row.get("Partition", ""),
             restarts=int(row.get("Restarts", "0")),
             excluded=row.get("ExcNodeList", ""),
+            output=_path_after(text, "StdOut="),
         )
 
     def drain(self, node: str, reason: str) -> None:
@@ -143,9 +153,20 @@ class SlurmControl:
                 )  # fmt: skip
             else:
                 self._run("scontrol", "delete", f"reservationname={self.reservation}")
+        self._resume(self._settled(node))
+
+    def give_back(self, node: str) -> None:
+        """Resume a node that is drained with our reason; nobody else's drain is undone."""
         facts = self._settled(node)
+        if "DRAIN" in facts.states and not facts.drained_by_us:
+            raise PlatformError(
+                f"{node} is drained by somebody else", remedy="ask them; see sinfo -R"
+            )
+        self._resume(facts)
+
+    def _resume(self, facts: NodeFacts) -> None:
         if "DRAIN" in facts.states or "DOWN" in facts.states:
-            self._run("scontrol", "update", f"nodename={node}", "state=resume")
+            self._run("scontrol", "update", f"nodename={facts.name}", "state=resume")
 
     def _settled(self, node: str) -> NodeFacts:
         """Return the node once the controller knows its state.
@@ -164,7 +185,7 @@ class SlurmControl:
                 raise PlatformError(f"{node} has not registered with the controller")
             time.sleep(1.0)
 
-    def requeue(self, job: str, exclude: str) -> None:
+    def requeue(self, job: str, exclude: str, *, prepare: Callable[[], None]) -> None:
         """Hold, exclude and release, so that the job cannot start in between on the bad node.
 
         A job that is pending already, because somebody requeued it or an earlier try got this far,
@@ -181,12 +202,30 @@ class SlurmControl:
         self._run(
             "scontrol", "update", f"jobid={job}", f"excnodelist={','.join([*others, exclude])}"
         )
+        self._ended(job)
+        prepare()
         # Slurm lets a requeued job wait two minutes; its replacement node is ready now.
         self._run("scontrol", "update", f"jobid={job}", "starttime=now")
         self._run("scontrol", "release", job)
+
+    def _ended(self, job: str) -> None:
+        """Wait until the processes of a requeued job are gone; a dead node's never report that."""
+        end = time.monotonic() + self.timeout_s
+        while time.monotonic() < end:
+            facts = self.job(job)
+            if facts is None or facts.state not in {"RUNNING", "COMPLETING"}:
+                return
+            time.sleep(0.5)
 
 
 def _words(line: str) -> dict[str, str]:
     """Read ``Key=value`` words; values with blanks keep their first word, which is all we use."""
     pairs: Sequence[str] = line.split()
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+
+
+def _path_after(text: str, key: str) -> str | None:
+    """Return a path that may hold blanks: it ends where the next ``Key=`` begins."""
+    _, found, rest = text.partition(key)
+    path = re.split(r"\s+[A-Z]\w*=", rest, maxsplit=1)[0].strip()
+    return path if found and path.startswith("/") else None
