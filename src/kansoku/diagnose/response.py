@@ -216,7 +216,7 @@ def plan(
             f" in {policy.lemon_days} days"
         )
     lines.append("choose a free reserved node and run the node check on it")
-    lines += [f"pass over {said}" for _, said in _lemons(nodes, policy)]
+    lines += [f"pass over {name}: {said}" for name, said in _lemons(nodes, policy)]
     lines.append("admit it to the job's partition")
     if response.job:
         lines.append(f"requeue job {response.job} without {response.node}; {_resumes(checkpoint)}")

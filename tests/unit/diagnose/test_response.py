@@ -1,6 +1,8 @@
 """The response machine: every path, every breaker, and death between any two lines."""
 
 import itertools
+import os
+import zipfile
 
 import pytest
 
@@ -8,12 +10,15 @@ from kansoku.app.respond import (
     Driver,
     Target,
     clear_breaker,
+    progress_of_output,
     progress_of_path,
     read_policy,
     target_of_incident,
 )
+from kansoku.app.respond_life import mark
 from kansoku.diagnose.edge.cluster import JobFacts
 from kansoku.diagnose.edge.journal import Journal
+from kansoku.diagnose.life import Stage, lives_of
 from kansoku.diagnose.response import NodeFacts, ResponsePolicy, State
 from kansoku.errors import ConfigurationError, InputError, PlatformError
 
@@ -26,7 +31,7 @@ class FakeCluster:
     """Three working nodes and two spares; remembers every deed."""
 
     def __init__(self, *, sick=(), die_at=None):
-        self.drained, self.admitted, self.excluded = set(), set(), {}
+        self.drained, self.admitted, self.excluded, self.returned = set(), set(), {}, set()
         self.requeues = 0
         self.sick, self.die_at, self.calls = set(sick), die_at, itertools.count()
 
@@ -63,6 +68,10 @@ class FakeCluster:
         self.admitted.add(node)
         self._maybe_die()
 
+    def give_back(self, node):
+        self.returned.add(node)
+        self.drained.discard(node)
+
     def requeue(self, job, exclude, *, prepare):
         prepare()
         self.requeues += 1
@@ -73,14 +82,18 @@ class FakeCluster:
 TARGET = Target(incident="i1", node="n2", job="77", reason="gpu_hardware: nvlink")
 
 
-def driver(tmp_path, cluster, *, progress=None, policy=None):
-    clock = itertools.count(10**18, 10**9)
+DAY = 86_400 * 10**9
+
+
+def driver(tmp_path, cluster, *, progress=None, policy=None, checkpoints=None, start_ns=10**18):
+    clock = itertools.count(start_ns, 10**9)
     steps = itertools.count(1)
     return Driver(
         control=cluster,
         journal=Journal(tmp_path / "state"),
         policy=policy or ResponsePolicy(progress_within_s=20),
         progress=progress or (lambda _job: next(steps)),
+        checkpoints=checkpoints,
         now_ns=lambda: next(clock),
         sleep=lambda _s: None,
     )
@@ -233,3 +246,216 @@ def test_progress_of_a_checkpoint_folder(tmp_path):
     first = progress_of_path(tmp_path)
     (tmp_path / "step_2").write_text("y")
     assert progress_of_path(tmp_path) >= first
+
+
+# Circuit breakers, one by one
+
+
+def stuck_three_times(tmp_path):
+    one = driver(tmp_path, FakeCluster(), progress=lambda _job: 5)
+    for node in ("n1", "n2", "n3"):
+        one.control.drained.clear()
+        one.begin(Target(incident=node, node=node, job="77", reason="x"))
+    return one
+
+
+def test_an_open_breaker_stays_open_for_other_jobs_later_drivers_and_days(tmp_path):
+    stuck_three_times(tmp_path)
+    later = driver(tmp_path, FakeCluster(), start_ns=10**18 + 40 * DAY)
+    said = later.check(Target(incident="i", node="n1", job="78", reason="x"))
+    assert said == "stopped before: job 77 was restarted 3 times in vain"
+    clear_breaker(later.journal, 10**18 + 40 * DAY)
+    fresh = driver(tmp_path, FakeCluster(), start_ns=10**18 + 40 * DAY)
+    assert fresh.check(Target(incident="i", node="n1", job="77", reason="x")) is None
+
+
+def test_progress_in_between_sets_the_count_of_restarts_back(tmp_path):
+    cluster = FakeCluster()
+    for number, progress in enumerate((lambda _job: 5, None, lambda _job: 5, lambda _job: 5)):
+        cluster.drained.clear()
+        one = driver(tmp_path, cluster, progress=progress, start_ns=10**18 + number * DAY)
+        one.begin(Target(incident=str(number), node="n2", job="77", reason="x"))
+    breaker = one.journal.breaker()
+    assert (breaker.open_reason, breaker.restarts) == (None, {"77": 2})
+
+
+def test_the_share_of_a_large_fleet_rounds_down(tmp_path):
+    """Five per cent of 119 nodes are 5 (5.95): the sixth is refused."""
+
+    class Fleet(FakeCluster):
+        def nodes(self):
+            return [
+                NodeFacts(
+                    name=f"n{i}", states=("IDLE",), reserved=False, drained_by_us=i < self.out
+                )
+                for i in range(119)
+            ]
+
+    fleet = Fleet()
+    target = Target(incident="i", node="n100", job=None, reason="x")
+    fleet.out = 4
+    assert driver(tmp_path, fleet).check(target) is None
+    fleet.out = 5
+    assert "5 of 119 nodes are drained by kansoku already (limit 5)" in driver(
+        tmp_path, fleet
+    ).check(target)
+
+
+def test_the_rate_limit_forgets_after_an_hour(tmp_path):
+    policy = ResponsePolicy(most_responses_per_hour=1)
+    driver(tmp_path, FakeCluster(), policy=policy).begin(TARGET)
+    target = Target(incident="i", node="n3", job=None, reason="x")
+    soon = driver(tmp_path, FakeCluster(), policy=policy, start_ns=10**18 + 3000 * 10**9)
+    assert "1 responses in the last hour" in soon.check(target)
+    later = driver(tmp_path, FakeCluster(), policy=policy, start_ns=10**18 + 3700 * 10**9)
+    assert later.check(target) is None
+
+
+def test_the_audit_log_has_refusals_failures_and_clearings(tmp_path):
+    one = stuck_three_times(tmp_path)
+    with pytest.raises(PlatformError):
+        one.begin(TARGET)
+    clear_breaker(one.journal, 10**18)
+    audits = one.journal.audits()
+    watches = [a["outcome"] for a in audits if a.get("deed") == "watch"]
+    assert [w.startswith("job 77 made no progress") for w in watches] == [False, True] * 3
+    assert audits[-2]["refused"].startswith("stopped before")
+    assert audits[-1]["cleared"] == "job 77 was restarted 3 times in vain"
+    begun = [a["deed"] for a in audits if a.get("outcome") == "begin"]
+    assert begun == ["drain", "choose", "validate", "admit", "requeue", "watch"] * 3
+    assert all("time_ns" in a for a in audits)
+
+
+# Progress without a folder
+
+
+def test_the_output_shows_progress_only_where_its_newest_lines_state_a_step(tmp_path):
+    output = tmp_path / "job.out"
+    assert progress_of_output(output) is None
+    output.write_text("step 1 loss 3.2\nstep 2 loss 3.1\n")
+    assert progress_of_output(output) == output.stat().st_mtime_ns
+    with output.open("a") as file:
+        file.write("slurmstepd: error: JOB 7 CANCELLED\n" + "starting\n" * 5)
+    assert progress_of_output(output) is None
+
+
+def test_a_job_whose_progress_nobody_can_see_is_handed_over_and_not_counted(tmp_path):
+    one = driver(tmp_path, FakeCluster(), progress=lambda _job: None)
+    response = one.begin(TARGET)
+    assert response.state is State.ESCALATED
+    assert "nothing shows whether it gets on" in response.note
+    assert one.journal.breaker().restarts == {}
+
+
+# Checkpoints
+
+
+def test_a_broken_newest_checkpoint_is_set_aside_between_stop_and_start(tmp_path):
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "step_10.pt", "w") as file:
+        file.writestr("data.pkl", b"x" * 1000)
+    whole = (folder / "step_10.pt").read_bytes()
+    (folder / "step_20.pt").write_bytes(whole[:500])
+    os.utime(folder / "step_10.pt", (1, 1))
+    os.utime(folder / "step_20.pt", (2, 2))
+    cluster = FakeCluster()
+    one = driver(tmp_path, cluster, checkpoints=folder)
+    lines, _ = one.dry_run(TARGET)
+    assert "requeue job 77 without n2; it resumes from step_10.pt" in lines
+    assert "set aside step_20.pt: step_20.pt: cut off: its end is missing" in lines
+    assert sorted(p.name for p in folder.iterdir()) == ["step_10.pt", "step_20.pt"]
+    response = one.begin(TARGET)
+    assert response.resumes_from == "step_10.pt"
+    assert sorted(p.name for p in folder.iterdir()) == ["step_10.pt", "step_20.pt.incomplete"]
+    aside = [a for a in one.journal.audits() if a.get("deed") == "set_aside"]
+    assert [a["outcome"] for a in aside] == ["renamed step_20.pt.incomplete"]
+
+
+# Lemons and the life of a node
+
+
+def taken_out(journal, node, *days):
+    for day in days:
+        journal.life(
+            {"time_ns": 10**18 - day * DAY, "node": node, "event": "serviced_out", "reason": "x"}
+        )
+
+
+def test_a_reserved_node_that_came_back_too_often_replaces_no_other(tmp_path):
+    """Its node check passes, which does not outweigh three times in thirty days."""
+    cluster = FakeCluster()
+    one = driver(tmp_path, cluster)
+    taken_out(one.journal, "s1", 2, 10, 29)
+    taken_out(one.journal, "s2", 2, 10, 31)
+    lines, _ = one.dry_run(TARGET)
+    assert "pass over s1: s1 was taken out 3 times in 30 days" in lines
+    assert one.begin(TARGET).spare == "s2"
+    chosen = next(a for a in one.journal.audits() if a.get("deed") == "choose")
+    assert chosen["sentence"] == (
+        "choose reserved node s2 (passed over: s1 was taken out 3 times in 30 days)"
+    )
+
+
+def test_with_only_lemons_in_reserve_it_is_escalated_and_says_so(tmp_path):
+    one = driver(tmp_path, FakeCluster())
+    for spare in ("s1", "s2"):
+        taken_out(one.journal, spare, 1, 2, 3)
+    response = one.begin(TARGET)
+    assert response.state is State.ESCALATED
+    assert "s1 was taken out 3 times" in response.note
+
+
+def test_the_plan_says_that_the_bad_node_came_back(tmp_path):
+    one = driver(tmp_path, FakeCluster())
+    taken_out(one.journal, "n2", 1, 5)
+    lines, _ = one.dry_run(TARGET)
+    assert lines[1] == (
+        "note that n2 was taken out 3 times in 30 days: it needs a repair before it returns"
+    )
+
+
+def move(one, stage, **more):
+    return mark(one, "n2", Stage(stage), more.pop("reason", "by hand"), dry_run=False)
+
+
+def test_out_repaired_validated_returned_with_its_times(tmp_path):
+    cluster = FakeCluster()
+    one = driver(tmp_path, cluster)
+    one.begin(TARGET)
+    assert move(one, "returned").refusal == "n2 is serviced out: validate it first"
+    assert move(one, "repaired", reason="GPU 3 replaced").refusal is None
+    cluster.sick = {"n2"}
+    assert move(one, "validated").refusal == "GPU 3 is missing"
+    assert lives_of(one.journal.lives())["n2"].stage is Stage.REPAIRED
+    cluster.sick = set()
+    assert move(one, "validated").refusal is None
+    assert move(one, "returned").refusal is None
+    assert cluster.returned == {"n2"}
+    life = lives_of(one.journal.lives())["n2"]
+    assert [stage for _, stage, _ in life.events] == [
+        "serviced_out", "repaired", "validated", "returned",
+    ]  # fmt: skip
+    assert life.out_for_ns == life.events[-1][0] - life.events[0][0] > 0
+    assert move(one, "repaired").refusal == "n2 is returned: it is in service"
+
+
+def test_a_lemon_returns_only_after_a_repair_however_clean_its_check(tmp_path):
+    cluster = FakeCluster()
+    one = driver(tmp_path, cluster)
+    taken_out(one.journal, "n2", 1, 5)
+    one.begin(TARGET)
+    assert move(one, "validated").refusal is None
+    assert "a clean check does not outweigh that" in move(one, "returned").refusal
+    assert cluster.returned == set()
+    move(one, "repaired", reason="board replaced")
+    move(one, "validated")
+    assert move(one, "returned").refusal is None
+
+
+def test_a_dry_run_of_a_mark_moves_nothing(tmp_path):
+    one = driver(tmp_path, FakeCluster())
+    one.begin(TARGET)
+    said = mark(one, "n2", Stage.REPAIRED, "x", dry_run=True)
+    assert (said.sentence, said.refusal) == ("note that n2 was repaired: x", None)
+    assert lives_of(one.journal.lives())["n2"].stage is Stage.SERVICED_OUT
