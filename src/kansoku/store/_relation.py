@@ -9,7 +9,7 @@ from kansoku.model import TABLES, table_schema
 from kansoku.store._interface import Filters
 from kansoku.store._schema import quoted
 
-__all__ = ["Sealed", "condition", "relation", "time_condition"]
+__all__ = ["Sealed", "condition", "file_list", "relation", "sealed_rows", "time_condition"]
 
 Sealed = Mapping[str, Sequence[tuple[str, int, int]]]
 """Table to its sealed files: file name, first and last time."""
@@ -58,10 +58,20 @@ def relation(
         )
     else:
         hot = f"SELECT {columns} FROM {quoted(table)} WHERE {where}"
-    if files := _files(sealed, folder, since_ns, until_ns):
+    if not (files := _files(sealed, folder, since_ns, until_ns)):
+        return f"({hot})"
+    if table == "metrics":
         cold = f"SELECT {columns} FROM read_parquet({file_list(files)}) WHERE {where}"
         return f"({hot} UNION ALL {cold})"
-    return f"({hot})"
+    return f"({hot} UNION ALL BY NAME {sealed_rows(files)} WHERE {where})"
+
+
+def sealed_rows(files: Sequence[str]) -> str:
+    """Return SQL of the rows of sealed files, to be united by name with hot ones.
+
+    Files that an older version wrote may lack columns; in the union these are null.
+    """
+    return f"SELECT * FROM read_parquet({file_list(files)}, union_by_name = true)"
 
 
 def condition(table: str, filters: Filters | None) -> tuple[str, list[Any]]:

@@ -1,12 +1,14 @@
 """DuckDB tables of the bulk tables, and conforming of rows to them."""
 
+from collections.abc import Iterable
+
 import polars as pl
 import pyarrow as pa
 
 from kansoku.errors import InputError
 from kansoku.model import TABLES, table_schema
 
-__all__ = ["BULK", "DDL", "ROLLUPS", "conform", "quoted"]
+__all__ = ["BULK", "DDL", "ROLLUPS", "conform", "missing_columns", "quoted"]
 
 _TYPES = {
     pl.String: "VARCHAR",
@@ -70,6 +72,21 @@ DDL = tuple(
     f"CREATE TABLE IF NOT EXISTS {quoted(name)} ({columns})"
     for name, columns in ({name: _columns(name) for name in BULK} | _OWN).items()
 )
+
+
+def missing_columns(present: Iterable[tuple[str, str]]) -> list[str]:
+    """Return statements that add the columns an older version did not have.
+
+    ``present`` is (table, column) of what the database holds. Columns are written and sealed by
+    name, so it does not matter that a new one stands last; old rows have null there.
+    """
+    known = set(present)
+    return [
+        f"ALTER TABLE {quoted(table)} ADD COLUMN {quoted(name)} {_TYPES[type(kind)]}"
+        for table in BULK
+        for name, kind in table_schema(table).items()
+        if (table, name) not in known
+    ]
 
 
 def _is_text(kind: pa.DataType) -> bool:

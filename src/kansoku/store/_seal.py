@@ -19,6 +19,7 @@ from pathlib import Path
 import duckdb
 
 from kansoku.model import TABLES, table_schema
+from kansoku.store._relation import file_list, sealed_rows
 from kansoku.store._schema import ROLLUPS, quoted
 from kansoku.store._writer import Writer
 
@@ -324,8 +325,8 @@ class Keeper:
 
 def _hour_rows(table: str, span: str, old: list[str]) -> str:
     """Return SQL of an hour's rows: hot and, where there is one, the hour's sealed file."""
-    files = "[" + ", ".join("'" + file.replace("'", "''") + "'" for file in old) + "]"
     if table == "metrics":
+        files = file_list(old)
         hot = f"SELECT series, time_ns, value FROM samples WHERE {span}"
         cold = f" UNION ALL SELECT series, time_ns, value FROM read_parquet({files})" if old else ""
         # A sample of one series and time is one sample, however often a sender repeated it.
@@ -336,7 +337,7 @@ def _hour_rows(table: str, span: str, old: list[str]) -> str:
         )
     columns = ", ".join(quoted(name) for name in table_schema(table))
     hot = f"SELECT {columns} FROM {quoted(table)} WHERE {span}"
-    cold = f" UNION ALL SELECT {columns} FROM read_parquet({files})" if old else ""
+    cold = f" UNION ALL BY NAME {sealed_rows(old)}" if old else ""
     order = _ORDER.get(table, TABLES[table].time_column)
     return f"SELECT * FROM ({hot}{cold}) ORDER BY {order}"
 

@@ -284,7 +284,9 @@ class Writer:
                 self._insert("deliveries", [rows])
             if plan.digests:
                 now = [self._clock_ns()] * len(plan.digests)
-                rows = pa.table([pa.array(list(plan.digests)), pa.array(now)], names=["d", "t"])
+                rows = pa.table(
+                    [pa.array(list(plan.digests)), pa.array(now)], names=["digest", "time_ns"]
+                )
                 self._insert("bodies", [rows])
             if plan.owners:
                 connection.executemany("INSERT INTO owners VALUES (?, ?, ?, ?, ?)", plan.owners)
@@ -304,7 +306,7 @@ class Writer:
         rows = parts[0] if len(parts) == 1 else _joined(parts)
         self._connection.register("incoming", rows)
         try:
-            self._connection.execute(f"INSERT INTO {target} SELECT * FROM incoming")
+            self._connection.execute(f"INSERT INTO {target} BY NAME SELECT * FROM incoming")
         finally:
             self._connection.unregister("incoming")
 

@@ -22,7 +22,7 @@ from kansoku.store._deliveries import BodyDigests, Deliveries
 from kansoku.store._interface import Aggregate, Filters, Matchers, Rows, matcher_list
 from kansoku.store._range import Grid, merge_across, range_sql, rollup_for
 from kansoku.store._relation import Sealed, condition, file_list, relation, time_condition
-from kansoku.store._schema import DDL, ROLLUPS, conform, quoted
+from kansoku.store._schema import DDL, ROLLUPS, conform, missing_columns, quoted
 from kansoku.store._seal import Keeper, Retention
 from kansoku.store._series import SeriesDictionary
 from kansoku.store._writer import Batch, InfoRow, OwnerRow, Writer
@@ -96,6 +96,11 @@ class LocalStore:
                 },
             )
             for statement in ("LOAD parquet", "SET parquet_metadata_cache = true", *DDL):
+                database.execute(statement)
+            present = database.execute(
+                "SELECT table_name, column_name FROM information_schema.columns"
+            ).fetchall()
+            for statement in missing_columns(present):
                 database.execute(statement)
         except duckdb.Error as error:
             self._lock.close()

@@ -319,6 +319,30 @@ def test_sealed_files_are_read_by_other_engines(store):
     assert (row["metric"], row["labels"], row["value"]) == ("m", '{"gpu":"0"}', 1.5)
 
 
+def test_a_store_of_an_older_version_gets_its_columns(tmp_path, clock):
+    """Rows kept hot and sealed without a column read as null there, new ones with it."""
+    old, new = NOW - 3 * HOUR, NOW - HOUR
+    burst = {"node": ["c1"], "port": ["eth0"], "duration_ns": [5]}
+    with LocalStore(tmp_path / "s", clock_ns=clock) as store:
+        store.append("bursts", pl.DataFrame({**burst, "start_ns": [old]}))
+        store._database.execute("ALTER TABLE bursts DROP COLUMN attributes")
+        copy = store._database.sql("SELECT * FROM bursts").pl()
+        folder = tmp_path / "s/sealed/bursts"
+        folder.mkdir(parents=True)
+        copy.write_parquet(folder / f"{old // HOUR}-1.parquet")
+        store._database.execute(
+            "INSERT INTO sealed VALUES ('bursts', ?, ?, ?, ?, 1, 100)",
+            [f"sealed/bursts/{old // HOUR}-1.parquet", old // HOUR, old, old],
+        )
+    with LocalStore(tmp_path / "s", clock_ns=clock) as store:
+        store.append("bursts", pl.DataFrame({**burst, "start_ns": [new], "attributes": ["{}"]}))
+        expected = [None, None, "{}"]
+        assert store.table("bursts")["attributes"].to_list() == expected
+        store.keeper.maintain()
+        assert store.table("bursts")["attributes"].to_list() == expected
+        assert store.table("bursts", until_ns=old + 1)["attributes"].to_list() == [None, None]
+
+
 def test_a_full_queue_is_busy(tmp_path, clock):
     limits = StoreLimits(max_pending_rows=2)
     with LocalStore(tmp_path, clock_ns=clock, limits=limits) as store:
