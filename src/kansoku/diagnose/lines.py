@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from kansoku.catalog.signatures import Signature
 from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.recognise import Recognised, progress_of, recognise, says_healed
-from kansoku.formats.job_log import Clock, parse_line
+from kansoku.formats.job_log import Clock, LineFacts, parse_line
 from kansoku.model import Domain
 
 __all__ = ["SUSPICIOUS", "FileFacts", "LineReader", "says_it_ended_well"]
@@ -105,6 +105,15 @@ def _names_a_partition(found: Recognised, line: str) -> bool:
     )
 
 
+def _stamp_of(before: Sequence[bytes], clock: Clock) -> int | None:
+    """Return the time of the last stamped line among those before."""
+    for raw in reversed(before):
+        time_ns = parse_line(raw[:256].decode("utf-8", "replace"), clock).time_ns
+        if time_ns is not None:
+            return time_ns
+    return None
+
+
 class LineReader:
     """Turns lines into observations, folding repeats of one rule on one thing into one."""
 
@@ -139,13 +148,22 @@ class LineReader:
             return recognise(text, extra=self._extra)
         return known
 
-    def read(self, rows: Iterable[tuple[int, str]], facts: FileFacts) -> None:
-        """Take the suspicious lines of one file, as ``(row, line)`` in file order."""
+    def matters(self, line: str) -> bool:
+        """Say whether a line, or another that differs in digits alone, may tell something."""
+        if says_healed(line) or _NUMBER_MATTERS.search(line):
+            return True
+        found = self._recognise(line)
+        return found is not None and found.role not in {"info", "noise"}
+
+    def read(self, rows: Iterable[tuple[int, str, Sequence[bytes]]], facts: FileFacts) -> None:
+        """Take the suspicious lines of one file, as ``(row, line, lines before)`` in file order."""
         last_ns: int | None = None
-        for row, line in rows:
+        for row, line, before in rows:
             said = parse_line(line, facts.clock)
             # A line without a stamp belongs to the stamped line before it (tracebacks).
-            time_ns = said.time_ns if said.time_ns is not None else last_ns
+            time_ns = said.time_ns
+            if time_ns is None:
+                time_ns = _stamp_of(before, facts.clock) or last_ns
             last_ns = time_ns
             if facts.estimated and time_ns is not None:
                 time_ns = time_ns if time_ns < facts.clock.reference_ns - _GUESSED_NS else None
@@ -170,16 +188,16 @@ class LineReader:
                 node, found = found.target or node, replace(found, target=None)
             kind = "kernel" if _KERNEL_LINE.search(line[:200]) else facts.kind
             key = (found.rule, found.component, node, rank, found.device, found.target, kind)
-            before = self._seen.get(key)
+            known = self._seen.get(key)
             program = _PROGRAM.search(line) if found.rule.startswith("xid.") else None
             programs = self._programs.setdefault(key, set()) if program else set()
             if program:
                 programs.add(program[1])
-            if before is not None:
+            if known is not None:
                 self._seen[key] = replace(
-                    before,
-                    repeats=before.repeats + 1,
-                    last_ns=time_ns or before.last_ns,
+                    known,
+                    repeats=known.repeats + 1,
+                    last_ns=time_ns or known.last_ns,
                     healed_ns=None,
                     programs=max(1, len(programs)),
                 )
@@ -217,19 +235,29 @@ class LineReader:
                 self._seen[key] = replace(one, healed_ns=time_ns or one.last_ns or 0)
 
     def read_progress(self, lines: Iterable[str], facts: FileFacts) -> None:
-        """Note when ranks got on; ``lines`` are the head and tail of a file."""
+        """Note when ranks got on; ``lines`` are the head or, last first, the tail of a file.
+
+        The first line that tells is enough where the file is one rank's.
+        """
         for line in lines:
             if progress_of(line) is None:
                 continue
             said = parse_line(line, facts.clock)
             if said.time_ns is None:
                 continue
-            rank = said.rank if said.rank is not None else facts.rank
-            if rank is not None:
-                self.ranks.add(rank)
-                if facts.node or said.host:
-                    self.node_of_rank.setdefault(rank, facts.node or said.host or "")
-            known = self.last_progress_ns.get(rank)
-            self.last_progress_ns[rank] = max(known or said.time_ns, said.time_ns)
-            if self.first_progress_ns is None or said.time_ns < self.first_progress_ns:
-                self.first_progress_ns = said.time_ns
+            self._got_on(said, facts)
+            if facts.rank is not None:
+                return
+
+    def _got_on(self, said: LineFacts, facts: FileFacts) -> None:
+        time_ns = said.time_ns
+        if time_ns is None:
+            return
+        rank = said.rank if said.rank is not None else facts.rank
+        if rank is not None:
+            self.ranks.add(rank)
+            if facts.node or said.host:
+                self.node_of_rank.setdefault(rank, facts.node or said.host or "")
+        self.last_progress_ns[rank] = max(self.last_progress_ns.get(rank, time_ns), time_ns)
+        if self.first_progress_ns is None or time_ns < self.first_progress_ns:
+            self.first_progress_ns = time_ns

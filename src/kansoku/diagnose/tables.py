@@ -163,30 +163,62 @@ def _masked(metric: str, value: pl.Expr) -> pl.Expr:
 
 
 def measures_of_table(
-    table: pl.LazyFrame, *, node: str | None = None, rank: int | None = None
+    table: pl.LazyFrame,
+    *,
+    node: str | None = None,
+    rank: int | None = None,
+    bins: int | None = None,
 ) -> pl.DataFrame:
-    """Return the table's known numbers; ``node`` and ``rank`` are the file's where no column is."""
+    """Return the table's known numbers; ``node`` and ``rank`` are the file's where no column is.
+
+    With ``bins``, numbers of one thing are averaged over so many equal parts of the table's time.
+    """
     kinds = table.collect_schema()
     roles = _roles(list(kinds))
     if "metric" in roles and "value" in roles:
-        return _long(table, kinds, roles, node, rank)
+        return _long(table, kinds, roles, node, rank, bins)
     taken = {column for columns in roles.values() for column in columns}
-    parts = []
-    for column in kinds:
-        quantity = quantity_of(column)
-        if column in taken or quantity is None or quantity.test == "none":
-            continue
-        value = _masked(column, _value(column, kinds[column]))
-        parts.append(
-            table.select(
-                pl.lit(column).alias("metric"),
-                *_who(roles, kinds, node, rank),
-                value.alias("value"),
-            )
-        )
-    if not parts:
+    values = [
+        column
+        for column in kinds
+        if column not in taken
+        and (quantity := quantity_of(column)) is not None
+        and quantity.test != "none"
+    ]
+    if not values:
         return pl.DataFrame(schema=MEASURE_COLUMNS)
-    return _finished(pl.concat(parts))
+    own = {f"value {number}": column for number, column in enumerate(values)}
+    rows = table.select(
+        *_who(roles, kinds, node, rank),
+        *(
+            _masked(column, _value(column, kinds[column])).alias(name)
+            for name, column in own.items()
+        ),
+    )
+    index = [name for name in MEASURE_COLUMNS if name not in {"metric", "value"}]
+    binned = _binned(rows, [name for name in index if name != "time_ns"], list(own), bins)
+    long = binned.unpivot(on=list(own), index=index, variable_name="metric", value_name="value")
+    return _finished(long.with_columns(pl.col("metric").replace(own)))
+
+
+def _binned(
+    rows: pl.LazyFrame, keys: list[str], values: list[str], bins: int | None
+) -> pl.LazyFrame:
+    """Return the means of values by keys and part of the time; unchanged where there is none."""
+    if bins is None:
+        return rows
+    first, last = rows.select(
+        pl.col("time_ns").min().alias("first"), pl.col("time_ns").max().alias("last")
+    ).collect(engine="streaming").row(0)  # fmt: skip
+    if first is None or last <= first:
+        return rows
+    width = (last - first) // bins + 1
+    part = (pl.col("time_ns") - first) // width
+    means = rows.group_by(*keys, part.alias("part")).agg(
+        pl.col("time_ns").min(), *(pl.col(value).mean() for value in values)
+    )
+    # Groups come in any order; what is first must not hang on it.
+    return means.sort(*keys, "part").drop("part")
 
 
 def _long(
@@ -195,6 +227,7 @@ def _long(
     roles: dict[str, list[str]],
     node: str | None,
     rank: int | None,
+    bins: int | None,
 ) -> pl.DataFrame:
     metric = pl.col(roles["metric"][0]).cast(pl.String)
     value = _value(roles["value"][0], kinds[roles["value"][0]])
@@ -202,13 +235,14 @@ def _long(
         rows = table.select(
             metric.alias("metric"), *_who(roles, kinds, node, rank), value.alias("value")
         )
-        return _finished(rows)
+        keys = [name for name in MEASURE_COLUMNS if name not in {"time_ns", "value"}]
+        return _finished(_binned(rows, keys, ["value"], bins))
     column = roles["labels"][0]
     plain = [e for e in _who(roles, kinds, node, rank) if e.meta.output_name() == "time_ns"]
     rows = table.select(
         metric.alias("metric"), pl.col(column).alias("labels"), *plain, value.alias("value")
     )
-    frame = rows.collect(engine="streaming")
+    frame = _binned(rows, ["metric", "labels"], ["value"], bins).collect(engine="streaming")
     series = frame.select("metric", "labels").unique()
     named = pl.DataFrame(
         [

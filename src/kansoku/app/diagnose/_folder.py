@@ -1,6 +1,7 @@
 """Diagnose a folder: gather what every reader sees, then reason once."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import polars as pl
@@ -8,6 +9,7 @@ import polars as pl
 from kansoku.app.checkpoints import checkpoints_of_folder, checkpoints_of_run
 from kansoku.app.diagnose._answer import Diagnosis
 from kansoku.app.diagnose._runs import observe_dumps, observe_run
+from kansoku.app.trace_hang import HangReport
 from kansoku.catalog.signatures import Signature
 from kansoku.diagnose.device_text import compare_facts, measures_of_facts
 from kansoku.diagnose.edge.bundle import Bundle, read_bundle
@@ -39,6 +41,17 @@ def _missing(bundle: Bundle) -> list[str]:
     return [text for text, there in kinds.items() if not there] + bundle.skipped
 
 
+_OfDumps = tuple[list[Observation], HangReport | None, list[str]]
+
+
+def _begin_dumps(
+    bundle: Bundle, meanwhile: ThreadPoolExecutor, into: list[Future[_OfDumps]]
+) -> None:
+    """Read dumps (many of them in other processes) while the logs are read."""
+    if bundle.dumps:
+        into.append(meanwhile.submit(observe_dumps, bundle.dumps))
+
+
 def diagnose_folder(
     path: Path,
     *,
@@ -50,7 +63,13 @@ def diagnose_folder(
 
     Raises InputError where there is nothing to read.
     """
-    bundle = read_bundle(path, extra=extra)
+    with ThreadPoolExecutor(1) as meanwhile:
+        of_dumps: list[Future[_OfDumps]] = []
+        bundle = read_bundle(
+            path,
+            extra=extra,
+            sorted_in=lambda sorted_in: _begin_dumps(sorted_in, meanwhile, of_dumps),
+        )
     reader = bundle.reader
     found = [*reader.observations, *more]
     missing = _missing(bundle)
@@ -77,8 +96,8 @@ def diagnose_folder(
             for rank, end in ends.iter_rows():
                 if end is not None:
                     progress[rank] = max(progress.get(rank, end), end)
-    if bundle.dumps:
-        seen, _, unread = observe_dumps(bundle.dumps)
+    for told in of_dumps:
+        seen, _, unread = told.result()
         found += seen
         missing += unread
     found += outliers(bundle.stacks)

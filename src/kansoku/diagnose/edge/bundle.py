@@ -4,13 +4,16 @@ Text files are scanned with a fast multi-word search; only suspicious lines reac
 Files are sorted by what they are; what could not be read is named.
 """
 
+import io
 import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 import polars as pl
 from ClusterShell.NodeSet import NodeSet, NodeSetParseError
@@ -19,6 +22,7 @@ from isal import igzip
 from kansoku.catalog.signatures import Signature
 from kansoku.diagnose.device_text import DeviceFact, facts_of_text
 from kansoku.diagnose.edge.numbers import is_table_of_numbers, read_numbers
+from kansoku.diagnose.edge.sieve import Sieve
 from kansoku.diagnose.lines import SUSPICIOUS, FileFacts, LineReader, says_it_ended_well
 from kansoku.diagnose.measures import MEASURE_COLUMNS
 from kansoku.diagnose.policy import Policy, policy_from
@@ -29,6 +33,8 @@ from kansoku.formats.job_log import Clock, host_in_path, parse_line, rank_in_pat
 __all__ = ["Bundle", "read_bundle", "read_policy"]
 
 _HEAD_BYTES = 256 * 1024
+_RANK_ENDS_BYTES = 64 * 1024
+_LOOKED_AT = 32 * 1024
 _TAIL_BYTES = 512 * 1024
 _DATE_BYTES = 16 * 1024
 _LONGEST_STACKS = 64 << 20
@@ -130,97 +136,46 @@ def _last_date_ns(*texts: str) -> int | None:
 _OWN_EXCEPTION = r"^(?:\S{1,24} )?(?:[a-z_]\w*\.)+[A-Z]\w*[a-z]\w*: \S"
 
 
-def _suspicious(frame: pl.LazyFrame) -> list[tuple[int, str]]:
-    found = (
-        frame.filter(
-            pl.col("line").str.contains_any(list(SUSPICIOUS), ascii_case_insensitive=True)
-            | pl.col("line").str.contains(_OWN_EXCEPTION)
-        )
-        .head(_MOST_LINES_A_FILE)
-        .collect(engine="streaming")
-    )
-    return [(row + 1, line) for row, line in zip(found["row"], found["line"], strict=True)]
+def _sieve(reader: LineReader) -> Sieve:
+    return Sieve(SUSPICIOUS, _OWN_EXCEPTION, reader.matters)
 
 
-def _unpacked(path: Path) -> bytes:
-    with igzip.open(path, "rb") as file:
-        data: bytes = file.read(_LONGEST_UNPACKED_BYTES)
-    return data
-
-
-def _text(path: Path) -> tuple[str, str, pl.LazyFrame]:
-    """Return head, tail and a lazy frame of ``(row, line)``."""
+def _opened(path: Path) -> BinaryIO:
     if path.suffix == ".gz":
-        data = _unpacked(path)
-        text = data.decode("utf-8", errors="replace")
-        frame = pl.DataFrame({"line": text.splitlines()}).with_row_index("row").lazy()
-        return text[:_HEAD_BYTES], text[-_TAIL_BYTES:], frame
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
-        size = path.stat().st_size
-        file.seek(max(0, size - _TAIL_BYTES))
-        tail = file.read(_TAIL_BYTES)
-    frame = pl.scan_lines(path, name="line", row_index_name="row")
-    return head.decode("utf-8", "replace"), tail.decode("utf-8", "replace"), frame
+        with igzip.open(path, "rb") as file:
+            return io.BytesIO(file.read(_LONGEST_UNPACKED_BYTES))
+    return path.open("rb")
 
 
-def _robust_lines(path: Path) -> pl.LazyFrame:
-    """Return lines of a file with bytes that are not UTF-8, replaced."""
-    lines = path.read_bytes().decode("utf-8", errors="replace").splitlines()
-    return pl.DataFrame({"line": lines}).with_row_index("row").lazy()
+def _ends(file: BinaryIO, *, of_one_rank: bool) -> tuple[str, str]:
+    """Return head and tail of a file, and wind it back; one rank says all in its last lines."""
+    head = file.read(_RANK_ENDS_BYTES if of_one_rank else _HEAD_BYTES)
+    size = file.seek(0, os.SEEK_END)
+    wanted = _RANK_ENDS_BYTES if of_one_rank else _TAIL_BYTES
+    file.seek(max(0, size - wanted))
+    tail = file.read(wanted)
+    file.seek(0)
+    return head.decode("utf-8", "replace"), tail.decode("utf-8", "replace")
 
 
 def _read_text(
-    path: Path, name: str, bundle: Bundle, reference_ns: int | None, zone_minutes: int
+    path: Path, name: str, bundle: Bundle, sieve: Sieve, reference_ns: int | None, zone_minutes: int
 ) -> None:
-    head, tail, frame = _text(path)
-    own = _last_date_ns(tail, head)
-    clock = Clock(
-        reference_ns=own or reference_ns or path.stat().st_mtime_ns,
-        utc_offset_minutes=zone_minutes,
-    )
-    uptimes = None if own else _UPTIMES.findall(tail)
-    guess = reference_ns or path.stat().st_mtime_ns
-    if uptimes:
-        # Without a date: the last line is taken for the end of what was collected.
-        clock = replace(clock, boot_ns=guess - int(float(uptimes[-1]) * 1e9))
-    facts = FileFacts(
-        estimated=bool(uptimes),
-        name=name,
-        kind=_kind(name, head),
-        clock=clock,
-        node=_node_of(name),
-        rank=rank_in_path(name),
-    )
-    if looks_like_stacks(head[:65536]):
-        text = path.read_bytes()[:_LONGEST_STACKS].decode("utf-8", "replace")
-        bundle.stacks += stacks_of_text(
-            text.splitlines(), name=name, node=facts.node, rank=facts.rank
-        )
-        if facts.kind != "job" or len(head) < _HEAD_BYTES:
-            bundle.text_files.append(name)
-            if not re.search(r"(?i)error|fail|step|iter", head.partition("Process")[0]):
-                return
-    elif _DEVICE_TEXT.search(name) and path.suffix != ".gz":
-        with path.open("rb") as file:
-            text = file.read(_DEVICE_TEXT_BYTES).decode("utf-8", "replace")
-        bundle.facts += facts_of_text(text.splitlines(), node=facts.node, name=name)
-    try:
-        rows = _suspicious(frame)
-        # In step all ranks say the same: some logs are enough for the pace.
-        wanted = facts.kind == "job" and len(bundle.numbers) < _MOST_PACES
-        steps = _steps(frame, facts) if wanted else None
-    except pl.exceptions.ComputeError:
-        frame = _robust_lines(path)
-        rows, steps = _suspicious(frame), None
-    bundle.reader.read(rows, facts)
-    if steps is not None and len(steps):
-        bundle.numbers.append(steps)
+    with _opened(path) as file:
+        head, tail = _ends(file, of_one_rank=rank_in_path(name) is not None)
+        facts = _facts(path, name, head, tail, reference_ns, zone_minutes)
+        if _take_tool_text(path, facts, head, bundle):
+            return
+        bundle.reader.read(islice(sieve.rows(file), _MOST_LINES_A_FILE), facts)
+    # In step all ranks say the same: some logs are enough for the pace.
+    if facts.kind == "job" and len(bundle.numbers) < _MOST_PACES:
+        steps = _pace(path, facts)
+        if len(steps):
+            bundle.numbers.append(steps)
     if facts.kind == "job":
-        # A log of one rank says all in its last lines; one of many ranks needs more of them.
         few = 400 if facts.rank is not None else 4000
-        first, last = head.splitlines()[: few // 2], tail.splitlines()[-few:]
-        bundle.reader.read_progress([*first, *last], facts)
+        bundle.reader.read_progress(head.splitlines()[: few // 2], facts)
+        bundle.reader.read_progress(reversed(tail.splitlines()[-few:]), facts)
     if facts.kind == "scheduler":
         bundle.job_nodes |= _job_nodes(head)
     if facts.kind in {"job", "scheduler"}:
@@ -231,6 +186,47 @@ def _read_text(
     bundle.text_files.append(name)
 
 
+def _facts(
+    path: Path, name: str, head: str, tail: str, reference_ns: int | None, zone_minutes: int
+) -> FileFacts:
+    own = _last_date_ns(tail, head)
+    clock = Clock(
+        reference_ns=own or reference_ns or path.stat().st_mtime_ns,
+        utc_offset_minutes=zone_minutes,
+    )
+    uptimes = None if own else _UPTIMES.findall(tail)
+    guess = reference_ns or path.stat().st_mtime_ns
+    if uptimes:
+        # Without a date: the last line is taken for the end of what was collected.
+        clock = replace(clock, boot_ns=guess - int(float(uptimes[-1]) * 1e9))
+    return FileFacts(
+        estimated=bool(uptimes),
+        name=name,
+        kind=_kind(name, head[:_LOOKED_AT]),
+        clock=clock,
+        node=_node_of(name),
+        rank=rank_in_path(name),
+    )
+
+
+def _take_tool_text(path: Path, facts: FileFacts, head: str, bundle: Bundle) -> bool:
+    """Take stacks and what tools print; say whether nothing else is in the file."""
+    name = facts.name
+    if looks_like_stacks(head[:_LOOKED_AT]):
+        text = path.read_bytes()[:_LONGEST_STACKS].decode("utf-8", "replace")
+        bundle.stacks += stacks_of_text(
+            text.splitlines(), name=name, node=facts.node, rank=facts.rank
+        )
+        if facts.kind != "job" or len(head) < _HEAD_BYTES:
+            bundle.text_files.append(name)
+            return not re.search(r"(?i)error|fail|step|iter", head.partition("Process")[0])
+    elif _DEVICE_TEXT.search(name) and path.suffix != ".gz":
+        with path.open("rb") as file:
+            text = file.read(_DEVICE_TEXT_BYTES).decode("utf-8", "replace")
+        bundle.facts += facts_of_text(text.splitlines(), node=facts.node, name=name)
+    return False
+
+
 def _timed(found: pl.DataFrame, facts: FileFacts) -> pl.DataFrame:
     """Return the steps with their times from the lines' own stamps."""
     first = found.head(_MOST_STAMPS)
@@ -239,6 +235,17 @@ def _timed(found: pl.DataFrame, facts: FileFacts) -> pl.DataFrame:
     return first.with_columns(time_ns=pl.Series(times, dtype=pl.Int64)).with_columns(
         step_time=pl.when(each > 0).then(pl.col("time_ns").diff() / 1e9 / each)
     )
+
+
+def _pace(path: Path, facts: FileFacts) -> pl.DataFrame:
+    """Return step times and losses of a log; none where it is not UTF-8."""
+    if path.suffix == ".gz":
+        text = _opened(path).read().decode("utf-8", "replace")
+        return _steps(pl.DataFrame({"line": text.splitlines()}).lazy(), facts)
+    try:
+        return _steps(pl.scan_lines(path, name="line"), facts)
+    except pl.exceptions.ComputeError:
+        return pl.DataFrame(schema=MEASURE_COLUMNS)
 
 
 def _steps(frame: pl.LazyFrame, facts: FileFacts) -> pl.DataFrame:
@@ -424,8 +431,17 @@ def _node_of(name: str) -> str | None:
     return folder[1] if folder else host_in_path(name)
 
 
-def read_bundle(path: Path, *, extra: Sequence[Signature] = ()) -> Bundle:
-    """Read a folder (or one file); raise InputError where there is nothing to read."""
+def read_bundle(
+    path: Path,
+    *,
+    extra: Sequence[Signature] = (),
+    sorted_in: Callable[[Bundle], None] = lambda _bundle: None,
+) -> Bundle:
+    """Read a folder (or one file); raise InputError where there is nothing to read.
+
+    ``sorted_in`` is called once dumps, traces and runs are known, before logs are read: others may
+    read those meanwhile.
+    """
     bundle = Bundle(reader=LineReader(extra))
     texts: list[tuple[Path, str]] = []
     if path.is_file():
@@ -443,13 +459,15 @@ def read_bundle(path: Path, *, extra: Sequence[Signature] = ()) -> Bundle:
                 _sort_in(file, name, bundle, texts)
         except OSError as error:
             bundle.skipped.append(f"{name}: {error.strerror or error}")
+    sorted_in(bundle)
     reference_ns = _reference_ns(texts)
+    sieve = _sieve(bundle.reader)
     zone = _zone_minutes(texts)
     for file in bundle.metrics:
         _read_table(file, str(file.relative_to(root)), bundle, texts)
     for file, name in texts:
         try:
-            _read_text(file, name, bundle, reference_ns, zone)
+            _read_text(file, name, bundle, sieve, reference_ns, zone)
         except OSError as error:
             bundle.skipped.append(f"{name}: {error.strerror or error}")
         except EOFError as error:
