@@ -4,9 +4,9 @@ Peers of the same run: NumPy's own pass over the analyser's data, and a bare Pyt
 both kernel stamps, against which prober and responder are measured.
 """
 
+import gc
 import multiprocessing
 import resource
-import select
 import socket
 import struct
 import tempfile
@@ -21,6 +21,7 @@ from benchmarks.table import Row, print_table
 from kansoku.catalog import load_cluster
 from kansoku.fabric.analyser import analyse
 from kansoku.fabric.controller import Controller
+from kansoku.fabric.edge.agent import Loop
 from kansoku.fabric.edge.udp import UdpTransport
 from kansoku.fabric.edge.worker import Worker
 from kansoku.fabric.messages import Pinglist, Register, RnicAddress, Tuples, packed_address
@@ -138,14 +139,12 @@ def worker(address, name, entries=()):
 
 
 def loop(made, stop_at):
-    poller = select.epoll()
-    poller.register(made.transport.fileno(), select.EPOLLIN)
+    turns = Loop([made])
+    gc.freeze()
     while time.monotonic() < stop_at:
-        now = time.monotonic_ns()
-        due = made.fire(now)
-        wait = due - time.monotonic_ns()
-        if poller.poll(0 if wait < 200_000 else min(wait / 1e9, 0.05)):
+        if turns.turn():
             made.handle()
+    turns.close()
     made.handle()
 
 

@@ -82,7 +82,9 @@ class Controller:
         self._qpns = np.zeros(count, dtype=np.uint32)
         self._settings = dataclasses.asdict(settings)
         self._services: dict[str, list[tuple[int, int, int]]] = {}
-        self._service_table = np.zeros((0, 3), dtype=np.int32)
+        self._leases: dict[str, int] = {}
+        self._service_table = np.zeros((0, 3), dtype=np.int32)  # source, target, port; by source
+        self._service_answers = self._service_table  # the same by target
         self._degraded: set[str] = set()
         self._reports: dict[int, dict[tuple[str, int], Report]] = {}
         self._window_ns = int(settings.window_s * 1e9)
@@ -148,26 +150,40 @@ class Controller:
 
     # -- services ---------------------------------------------------------------------------
 
-    def set_service(self, job: str, tuples: Iterable[ServiceTuple]) -> int:
-        """Probe the paths of a running job; return how many tuples are known here."""
+    def set_service(
+        self, job: str, tuples: Iterable[ServiceTuple], *, until_ns: int | None = None
+    ) -> int:
+        """Probe the paths of a running job; return how many tuples are known here.
+
+        ``until_ns`` is when it counts as ended unless it is set again: whoever follows a job may
+        die before it.
+        """
         found = []
         for one in tuples:
             a, b = self.topology.index.get(one.source), self.topology.index.get(one.target)
             if a is not None and b is not None and FIRST_PORT <= one.port < FIRST_PORT + PORTS:
                 found.append((a, b, one.port))
-        self._services[job] = found
-        self._tabulate()
+        if until_ns is None:
+            self._leases.pop(job, None)
+        else:
+            self._leases[job] = until_ns
+        if self._services.get(job) != found:
+            self._services[job] = found
+            self._tabulate()
         return len(found)
 
     def end_service(self, job: str) -> None:
         """Stop probing the paths of a job that ended."""
         if self._services.pop(job, None) is not None:
             self._tabulate()
+        self._leases.pop(job, None)
         self._degraded.discard(job)
 
     def _tabulate(self) -> None:
         tuples = sorted({one for tuples in self._services.values() for one in tuples})
         self._service_table = np.array(tuples, dtype=np.int32).reshape(-1, 3)
+        by_target = np.argsort(self._service_table[:, 1], kind="stable")
+        self._service_answers = self._service_table[by_target]
         self._revision += 1
 
     def set_degraded(self, job: str, *, degraded: bool) -> None:
@@ -197,8 +213,8 @@ class Controller:
         plan = self.plan(now_ns)
         mine = slice(int(plan.offsets[number]), int(plan.offsets[number + 1]))
         rows = plan.by_target[plan.target_offsets[number] : plan.target_offsets[number + 1]]
-        service = self._service_table
-        sent, answered = service[service[:, 0] == number], service[service[:, 1] == number]
+        sent = _rows_of(self._service_table, 0, number)
+        answered = _rows_of(self._service_answers, 1, number)
         pace = self.settings.service_interval_s
         return Pinglist(
             version=self.version(now_ns),
@@ -273,7 +289,12 @@ class Controller:
                 self.book.learn(source, trace.target, trace.port, trace.hops)
 
     def step(self, now_ns: int) -> list[Outcome]:
-        """Close every window whose reports are due and return their verdicts."""
+        """Close every window whose reports are due and return their verdicts.
+
+        Ends services whose lease is over.
+        """
+        for job in [job for job, until in self._leases.items() if until < now_ns]:
+            self.end_service(job)
         wait = int((self.settings.timeout_s + self.settings.grace_s) * 1e9)
         outcomes = []
         while self._next_start + self._window_ns + wait <= now_ns:
@@ -375,3 +396,9 @@ class Controller:
                 "loss_ratio": (lost / probes).reshape(shape),
                 "rtt_us": (weighted / answered / 1e3).reshape(shape),
             }
+
+
+def _rows_of(table: npt.NDArray[np.int32], column: int, number: int) -> npt.NDArray[np.int32]:
+    """Return the rows of a table, sorted by a column, that have this number there."""
+    first, last = np.searchsorted(table[:, column], (number, number + 1))
+    return table[first:last]

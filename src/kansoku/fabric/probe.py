@@ -14,6 +14,7 @@ outcome, but it is reported as late: it says that the host was slow, not that th
 
 import struct
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
@@ -32,11 +33,13 @@ __all__ = [
     "decode",
     "encode",
     "encode_probe",
+    "slot_decoder",
 ]
 
 SIZE = 50
 """Bytes of payload, as in the paper."""
-_FORMAT = struct.Struct("!4sBBHIIQqI14x")
+_FIELDS = "4sBBHIIQqI14x"
+_FORMAT = struct.Struct(f"!{_FIELDS}")
 _MAGIC = b"kRP1"
 _HELD = 65536  # acknowledgements whose stamp is awaited; a flood must not fill the memory
 
@@ -125,6 +128,27 @@ def decode(data: bytes) -> Packet | None:
         return None
     return Packet(_KINDS[kind], hop, port, target, source, sequence, delay, tuple_id)
 
+
+def slot_decoder(*, before: int, after: int) -> Callable[[memoryview], Iterable[Packet | None]]:
+    """Return :func:`decode` for packets at equal distances in one piece of memory.
+
+    ``before`` and ``after`` are the bytes of a slot around its packet, whose length the caller
+    has to check: whatever lies in the slot is read.
+    """
+    unpack = struct.Struct(f"!{before}x{_FIELDS}{after}x").iter_unpack
+    kinds, new = _KINDS.get, tuple.__new__
+
+    def packets(memory: memoryview) -> Iterable[Packet | None]:
+        for magic, number, *rest in unpack(memory):
+            kind = kinds(number)
+            known = magic == _MAGIC and kind is not None
+            yield new(Packet, (kind, *rest)) if known else None
+
+    return packets
+
+
+# Names of the module: an enumeration's members are slow to look up, and these are for every packet.
+_ACK1, _KERNEL, _APPLICATION = Kind.ACK1, StampSource.KERNEL, StampSource.APPLICATION
 
 _STATES = tuple(State)
 _WAITING, _COMPLETE = _STATES.index(State.SENT), _STATES.index(State.COMPLETE)
@@ -220,9 +244,7 @@ class Prober:
     def start(self, tuple_id: int, t1_ns: int, target_qpn: int) -> int:
         """Register a probe sent at ① and return its sequence number."""
         self.sequence += 1
-        self._pending[self.sequence] = _Pending(
-            tuple_id, t1_ns, target_qpn, StampSource.APPLICATION
-        )
+        self._pending[self.sequence] = _Pending(tuple_id, t1_ns, target_qpn, _APPLICATION)
         return self.sequence
 
     def stamped(self, sequence: int, t2_ns: int, source: StampSource) -> None:
@@ -246,19 +268,20 @@ class Prober:
         pending = self._pending.get(packet.sequence)
         if pending is None:
             return self._receive_late(packet)
-        state = _NEXT[pending.state or 0][packet.kind]
+        kind = packet.kind
+        state = _NEXT[pending.state or 0][kind]
         if state is None:
             self.duplicates += 1
             return None
         # The kernel's clock decides: an answer that lay in the socket because we were slow is in
         # time. A NIC's own clock has nothing to do with ①.
-        arrived = t5_ns if t5_ns is not None and source is StampSource.KERNEL else t6_ns
+        arrived = t5_ns if t5_ns is not None and source is _KERNEL else t6_ns
         if arrived - pending.t1 > self._timeout:
             self._lose(packet.sequence, pending)
             self._late[packet.sequence] = pending
             return self._result(pending, lost=True)
         pending.state = state
-        if packet.kind is Kind.ACK1:
+        if kind is _ACK1:
             pending.t5, pending.t6, pending.t5_source = t5_ns, t6_ns, source
         else:
             pending.delay = packet.delay_ns
@@ -309,8 +332,8 @@ class Prober:
                 rtt = t5 - t2 - delay
                 prober = t6 - t1 - (t5 - t2)
             else:
-                source = StampSource.APPLICATION
-                kernel = t5 is not None and pending.t5_source is StampSource.KERNEL
+                source = _APPLICATION
+                kernel = t5 is not None and pending.t5_source is _KERNEL
                 rtt = (t5 if kernel and t5 is not None else t6) - t1 - delay
         return Result(
             pending.tuple_id, t1, t2, t5, t6, delay, rtt, prober, source, lost, pending.target_qpn

@@ -13,7 +13,7 @@ from kansoku.fabric.edge.transport import Peer, Received, Stamped
 from kansoku.fabric.edge.udp import UdpTransport
 from kansoku.fabric.edge.worker import Worker
 from kansoku.fabric.messages import Pinglist, Tuples, packed_address
-from kansoku.fabric.probe import Kind, StampSource, encode
+from kansoku.fabric.probe import Kind, StampSource, decode, encode
 from kansoku.fabric.settings import Settings
 
 pytestmark = pytest.mark.real
@@ -76,7 +76,7 @@ def test_kernel_stamps_both_ways_and_the_port_asked_for(pair):
     assert received.source == "kernel"
     # ② ≤ receive stamp ≤ when the application had it, all on one clock here.
     assert before <= stamp.nic_ns <= received.nic_ns <= received.now_ns
-    assert received.data == packet()
+    assert received.packet == decode(packet())
     assert received.address == transport.address
 
 

@@ -152,5 +152,8 @@ def test_addresses_and_refusals(controller):
         fabric.serve_controller(None, fabric.Address(host="0.0.0.0", port=0))
     with pytest.raises(InputError, match="family"):
         fabric.agent("n", [("a", "10.0.0.1"), ("b", "fd00::1")])
+    for address in ("notaurl", "http://", "ftp://x", "unix:", ""):
+        with pytest.raises(InputError, match="is not http://HOST:PORT"):
+            fabric.status(address)
     with pytest.raises(PlatformError, match="no fabric controller"):
         fabric.status("http://127.0.0.1:9")

@@ -35,6 +35,8 @@ class Line:
             raise ControllerAway("away")
         if path == "/fabric/rnics":
             return {"10.0.0.1": "a/mlx5_0", "10.0.0.2": "b/mlx5_0"}
+        assert ("lease_s=" in path) == (method == "PUT")
+        path = path.partition("?")[0]
         self.asked.append((method, path, sorted((t.source, t.target, t.port) for t in body or [])))
         return {"tuples": len(body or [])}
 
@@ -76,6 +78,21 @@ def test_a_controller_that_was_away_is_told_later():
     assert [method for method, *_ in line.asked] == ["PUT"]
     learning.stop()
     assert [method for method, *_ in line.asked] == ["PUT", "DELETE"]
+
+
+def test_what_is_told_is_a_lease_and_renewed_in_time():
+    learner, line, now = Learner(), Line(), [100.0]
+    learning = ServiceLearning(
+        "a", ["mlx5_0"], learner, line, job_of=lambda _: "j", clock=lambda: now[0]
+    )
+    learner.seen = [pair(1)]
+    learning.step()
+    now[0] += 9
+    learning.step()
+    assert len(line.asked) == 1
+    now[0] += 1
+    learning.step()
+    assert line.asked[0] == line.asked[1]
 
 
 def test_the_job_of_a_process(tmp_path):

@@ -321,3 +321,31 @@ def test_settings_travel_and_are_checked():
         Settings(port=4791)
     with pytest.raises(ConfigurationError, match="window_s"):
         Settings(window_s=0)
+
+
+def test_a_service_ends_when_nobody_follows_it_any_more():
+    c = Fabric().c
+    told = [ServiceTuple("b/0", "c/0", 50000)]
+    c.set_service("42", told, until_ns=30 * S)
+    c.set_service("43", told)
+    version = c.version(0)
+    c.step(20 * S)
+    c.set_service("42", told, until_ns=50 * S)  # renewed: nothing to fetch for the agents
+    assert c.version(0) == version
+    c.step(50 * S)
+    assert set(c.services()) == {"42", "43"}
+    c.step(51 * S)
+    assert set(c.services()) == {"43"}
+    assert c.version(0) != version
+
+
+def test_a_pinglist_holds_the_services_of_both_ends():
+    c = Fabric().c
+    told = [("b/0", "c/0", 50000), ("a/0", "c/0", 50001), ("b/0", "d/0", 50002)]
+    c.set_service("42", [ServiceTuple(*one) for one in told])
+    index = c.topology.index
+    for name in c.topology.rnics:
+        pinglist = c.pinglist(name, 0)
+        for tuples, mine, other in ((pinglist.probes, 0, 1), (pinglist.traces, 1, 0)):
+            found = {(e.target, e.port) for e in tuples.entries() if e.kind == SERVICE}
+            assert found == {(index[one[other]], one[2]) for one in told if one[mine] == name}

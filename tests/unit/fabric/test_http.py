@@ -77,3 +77,10 @@ def test_a_service_can_be_told_in_json_too(client):
     assert client.get("/fabric/status").json()["fabric"]["jobs"] == {"42": 1}
     client.delete("/fabric/service/42")
     assert client.get("/fabric/status").json()["fabric"]["jobs"] == {}
+
+
+@pytest.mark.parametrize(("lease", "status"), [("30", 200), ("0", 400), ("-1", 400), ("nan", 400),
+                                               ("1e9", 400), ("soon", 400)])  # fmt: skip
+def test_a_lease_is_checked(client, lease, status):
+    answer = client.put(f"/fabric/service/42?lease_s={lease}", content=msgspec.msgpack.encode([]))
+    assert answer.status_code == status

@@ -20,6 +20,7 @@ from kansoku.app.fabric._control import (
     service_end,
     service_start,
 )
+from kansoku.app.fabric._following import follow
 from kansoku.app.fabric._tables import outcome_tables, save_outcomes
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Address",
     "agent",
     "controller_app",
+    "follow",
     "learn_services",
     "load_settings",
     "make_service",

@@ -111,9 +111,21 @@ def _policy(settings: "Settings") -> dict[str, object]:
     return {name: getattr(settings, name) for name in type(settings).__dataclass_fields__}
 
 
+def _check_address(controller: str) -> None:
+    """Raise InputError for what cannot be a controller's address."""
+    parts = urllib.parse.urlsplit(controller)
+    named = bool(parts.path) if parts.scheme == "unix" else bool(parts.netloc)
+    if parts.scheme not in {"http", "https", "unix"} or not named:
+        raise InputError(
+            f"controller address {controller!r} is not http://HOST:PORT, https://… or unix:/PATH",
+            where="--controller",
+        )
+
+
 def _ask(controller: str, path: str, *, token: str | None = None) -> dict[str, Any]:
     import httpx
 
+    _check_address(controller)
     token = token or os.environ.get("KANSOKU_FABRIC_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     uds = controller.removeprefix("unix:") if controller.startswith("unix:") else None

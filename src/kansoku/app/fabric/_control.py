@@ -5,6 +5,7 @@ import secrets
 import socket
 import time
 import tomllib
+import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,18 +245,23 @@ def learn_services(
     return ServiceLearning(node, devices, KprobeLearner(node), line)
 
 
-def service_start(controller: str, run: "RunFacts", cluster: str | Path) -> int:
-    """Tell a controller the paths of a running job; return how many tuples it took."""
+def service_start(
+    controller: str, run: "RunFacts", cluster: str | Path, *, lease_s: float | None = None
+) -> int:
+    """Tell a controller the paths of a running job; return how many tuples it took.
+
+    With ``lease_s`` the job counts as ended after that time unless it is told again;
+    :func:`follow` does all of it for a run.
+    """
     from kansoku.catalog import load_cluster
     from kansoku.fabric.edge.uplink import ControllerAway, Line
     from kansoku.fabric.service import tuples_of_run
 
     tuples = tuples_of_run(run, load_cluster(cluster))
-    line = Line(controller)
+    line = Line(controller, token=os.environ.get("KANSOKU_FABRIC_TOKEN"))
+    lease = "" if lease_s is None else f"?lease_s={lease_s}"
     try:
-        answer = line.request(
-            "PUT", f"/fabric/service/{run.slurm_job or run.run}", tuples, dict[str, int]
-        )
+        answer = line.request("PUT", f"{_service_path(run)}{lease}", tuples, dict[str, int])
     except ControllerAway as away:
         raise PlatformError(f"controller {controller}: {away}") from None
     finally:
@@ -263,13 +269,17 @@ def service_start(controller: str, run: "RunFacts", cluster: str | Path) -> int:
     return 0 if answer is None else answer["tuples"]
 
 
+def _service_path(run: "RunFacts") -> str:
+    return f"/fabric/service/{urllib.parse.quote(run.slurm_job or run.run, safe='')}"
+
+
 def service_end(controller: str, job: str) -> None:
     """Tell a controller that a job has ended."""
     from kansoku.fabric.edge.uplink import ControllerAway, Line
 
-    line = Line(controller)
+    line = Line(controller, token=os.environ.get("KANSOKU_FABRIC_TOKEN"))
     try:
-        line.request("DELETE", f"/fabric/service/{job}", None, dict)
+        line.request("DELETE", f"/fabric/service/{urllib.parse.quote(job, safe='')}", None, dict)
     except ControllerAway as away:
         raise PlatformError(f"controller {controller}: {away}") from None
     finally:

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,6 +19,8 @@ __all__ = ["ServiceLearning", "job_of_process"]
 
 _log = logging.getLogger(__name__)
 _EVERY_S = 1.0
+_LEASE_S = 30.0  # a job ends at the controller when nothing is heard of it for this long
+_RENEW_S = 10.0
 
 
 def job_of_process(pid: int, *, root: Path = Path("/proc")) -> str:
@@ -47,6 +50,7 @@ class ServiceLearning:
         line: "Line",
         *,
         job_of: Callable[[int], str] = job_of_process,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``devices`` are the agent's RNICs; queue pairs of others are passed over."""
         self._node = node
@@ -56,6 +60,8 @@ class ServiceLearning:
         self._job_of = job_of
         self._alive: dict[tuple[str, int], tuple[str, QueuePair]] = {}
         self._told: dict[str, frozenset[tuple[str, str, int]]] = {}
+        self._told_s: dict[str, float] = {}
+        self._clock = clock
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="service learning", daemon=True)
 
@@ -109,10 +115,14 @@ class ServiceLearning:
                 self._line.request("DELETE", self._path(job), None, dict)
                 del self._told[job]
             for job, tuples in wanted.items():
-                if self._told.get(job) != frozenset(tuples):
+                # Told again in time, also for a controller that was started anew and knows nothing.
+                old = self._clock() - self._told_s.get(job, -_RENEW_S) >= _RENEW_S
+                if old or self._told.get(job) != frozenset(tuples):
                     body = [ServiceTuple(source=a, target=b, port=c) for a, b, c in sorted(tuples)]
-                    self._line.request("PUT", self._path(job), body, dict[str, int])
+                    path = f"{self._path(job)}?lease_s={_LEASE_S}"
+                    self._line.request("PUT", path, body, dict[str, int])
                     self._told[job] = frozenset(tuples)
+                    self._told_s[job] = self._clock()
         except (ControllerAway, InputError) as error:
             _log.warning("service learning: %s", error)  # told again with the next step
 

@@ -1,6 +1,7 @@
 """The controller's HTTP routes, for ``kansoku fabric controller`` and for ``kansoku serve``."""
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -19,6 +20,7 @@ __all__ = ["FabricService"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_LONGEST_LEASE_S = 86_400
 _MOST = 64 << 20  # bytes of one request: 64 reports of a large fabric
 _TYPE = "application/msgpack"
 
@@ -169,10 +171,12 @@ class FabricService:
             return _packed({})
         try:
             tuples = await self._body(request, list[ServiceTuple])
+            lease_s = _lease(request.query_params.get("lease_s"))
         except _Refused as error:
             return _refusal(error)
+        until = None if lease_s is None else self._clock() + int(lease_s * 1e9)
         with self._lock:
-            known = self.controller.set_service(job, tuples)
+            known = self.controller.set_service(job, tuples, until_ns=until)
         return _packed({"tuples": known})
 
     async def _rnics(self, request: Request) -> Response:
@@ -203,6 +207,16 @@ class _Refused(Exception):  # noqa: N818 - it becomes an HTTP status
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+def _lease(text: str | None) -> float | None:
+    try:
+        seconds = None if text is None else float(text)
+    except ValueError:
+        seconds = math.nan
+    if seconds is not None and not 0 < seconds <= _LONGEST_LEASE_S:
+        raise _Refused(400, f"lease_s {text!r} is not within 0 and {_LONGEST_LEASE_S} seconds")
+    return seconds
 
 
 def _packed(answer: object) -> Response:

@@ -8,7 +8,7 @@ switches that answered a packet whose hop limit ran out.
 from dataclasses import dataclass
 from typing import Protocol
 
-from kansoku.fabric.probe import StampSource
+from kansoku.fabric.probe import Packet, StampSource
 
 __all__ = ["HopAnswer", "Peer", "Received", "Stamped", "Transport"]
 
@@ -23,9 +23,9 @@ class Peer:
 
 @dataclass(slots=True)
 class Received:
-    """A packet came in."""
+    """One of our packets came in; anything else is dropped by the transport."""
 
-    data: bytes
+    packet: Packet
     address: str
     """Where an answer goes, to the queue pair that the packet names as its source."""
     nic_ns: int | None
@@ -58,6 +58,8 @@ class Transport(Protocol):
 
     address: str
     qpn: int
+    stamps: StampSource
+    """Whose stamps were asked for; what came is part of every packet."""
 
     def send(
         self, data: bytes, peer: Peer, source_port: int, *, token: int | None = None, hops: int = 0

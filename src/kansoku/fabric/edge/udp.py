@@ -14,8 +14,9 @@ import time
 from collections import OrderedDict
 
 from kansoku.errors import PlatformError
+from kansoku.fabric.edge.datagrams import batch_of
 from kansoku.fabric.edge.transport import HopAnswer, Peer, Received, Stamped
-from kansoku.fabric.probe import SIZE, StampSource
+from kansoku.fabric.probe import SIZE, StampSource, decode
 
 __all__ = ["UdpTransport"]
 
@@ -28,15 +29,17 @@ _STAMPS = struct.Struct("@qqqqqq")  # struct scm_timestamping: software, (unused
 _EXTENDED = struct.Struct("@IBBBBII")  # struct sock_extended_err
 _NO_STAMP = [(socket.SOL_SOCKET, _SO_TIMESTAMPING, struct.pack("@I", 0))]
 _PASSING = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ECONNREFUSED, errno.EPROTO}
+_ERRORS = int(socket.MSG_ERRQUEUE)
 _SOCKETS = 1024  # senders kept open; the least used is closed beyond it
-_BATCH = 256  # packets taken per poll, so that sending gets its turn under a flood
+_BATCH = 1024  # packets taken per poll, so that sending gets its turn under a flood
 
 
 class _Sender:
-    __slots__ = ("next_id", "socket", "tokens")
+    __slots__ = ("give", "next_id", "socket", "take", "tokens")
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
+        self.give, self.take = sock.sendto, sock.recvmsg  # looked up once, called for every probe
         self.next_id = 0
         self.tokens: dict[int, int] = {}
 
@@ -62,7 +65,7 @@ class UdpTransport:
         self.qpn = qpn
         self._port = port
         self._device = device
-        self._stamps = stamps
+        self.stamps = stamps
         self._family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._epoll = select.epoll()
         self._senders: OrderedDict[int, _Sender] = OrderedDict()
@@ -70,7 +73,9 @@ class UdpTransport:
         self._early: list[Received | Stamped | HopAnswer] = []
         self.refused = 0
         """ICMP "port unreachable" answers: a host without an agent."""
+        self._stamped = stamps is not StampSource.APPLICATION
         self._receiver = self._open(port, receive=True)
+        self._batch = batch_of(self._receiver)
         self._epoll.register(self._receiver, select.EPOLLIN)
 
     def _open(self, port: int, *, receive: bool = False) -> socket.socket:
@@ -101,10 +106,10 @@ class UdpTransport:
         return sock
 
     def _ask_stamps(self, sock: socket.socket, *, receive: bool) -> None:
-        if self._stamps is StampSource.APPLICATION:
+        if not self._stamped:
             return
         flags = _SOFTWARE | (_RX_SOFTWARE if receive else _TX_SOFTWARE)
-        if self._stamps is StampSource.HARDWARE:
+        if self.stamps is StampSource.HARDWARE:
             flags |= _RAW_HARDWARE | (_RX_HARDWARE if receive else _TX_HARDWARE)
         if not receive:
             flags |= _OPT_ID | _OPT_TSONLY
@@ -133,31 +138,23 @@ class UdpTransport:
         """Send along the path of a source port; see :class:`Transport`."""
         sender = self._senders.get(source_port) or self._sender(source_port)
         where = (peer.address, self._port)
-        wanted = token is not None and self._stamps is not StampSource.APPLICATION
-        for attempt in (0, 1):
-            try:
-                if wanted:
-                    sender.socket.sendto(data, where)
-                elif hops:
-                    sender.socket.sendmsg([data], [*_NO_STAMP, self._hop_limit(hops)], 0, where)
-                elif self._stamps is StampSource.APPLICATION:
-                    sender.socket.sendto(data, where)
-                else:
-                    sender.socket.sendmsg([data], _NO_STAMP, 0, where)
-                break
-            except OSError as error:
-                # An ICMP answer to an earlier packet is reported by the next call once.
-                if attempt or error.errno not in _PASSING:
-                    # Whether the kernel counted this packet's stamp is unknown: start over.
-                    self._drop(source_port)
-                    raise
+        wanted = token is not None and self._stamped
+        control: list[tuple[int, int, bytes]] | None = None
+        if hops:
+            control = [*_NO_STAMP, self._hop_limit(hops)]
+        elif self._stamped and not wanted:
+            control = _NO_STAMP
+        try:
+            self._send(sender, data, where, control)
+        except OSError as error:
+            self._send_again(error, source_port, data, where, control)
         if not wanted or token is None:
             return None
         number = sender.next_id
         sender.next_id = (number + 1) & 0xFFFFFFFF
         # The kernel's stamp is usually there already: one call less than waiting for epoll.
         try:
-            quoted, ancillary, _, _ = sender.socket.recvmsg(SIZE, 256, socket.MSG_ERRQUEUE)
+            quoted, ancillary, _, _ = sender.take(SIZE, 256, _ERRORS)
         except BlockingIOError:
             sender.tokens[number] = token
             return None
@@ -168,6 +165,36 @@ class UdpTransport:
         sender.tokens[number] = token
         self._early += self._events(sender, quoted, ancillary)
         return None
+
+    @staticmethod
+    def _send(
+        sender: _Sender,
+        data: bytes,
+        where: tuple[str, int],
+        control: list[tuple[int, int, bytes]] | None,
+    ) -> None:
+        if control is None:
+            sender.give(data, where)
+        else:
+            sender.socket.sendmsg([data], control, 0, where)
+
+    def _send_again(
+        self,
+        error: OSError,
+        source_port: int,
+        data: bytes,
+        where: tuple[str, int],
+        control: list[tuple[int, int, bytes]] | None,
+    ) -> None:
+        """Send once more where an ICMP answer to an earlier packet was reported, else raise."""
+        try:
+            if error.errno not in _PASSING:
+                raise error
+            self._send(self._senders[source_port], data, where, control)
+        except OSError:
+            # Whether the kernel counted this packet's stamp is unknown: start over.
+            self._drop(source_port)
+            raise
 
     def _hop_limit(self, hops: int) -> tuple[int, int, bytes]:
         if self._family == socket.AF_INET6:
@@ -237,6 +264,19 @@ class UdpTransport:
         return found
 
     def _receive(self, found: list[Received | Stamped | HopAnswer]) -> None:
+        if self._batch is None:
+            self._receive_singly(found)
+            return
+        packets: list[Received] = []
+        taken = 0
+        while taken < _BATCH:
+            got = self._batch.take(packets, stamped=self._stamped)
+            taken += got
+            if got < self._batch.size:
+                break
+        found += packets
+
+    def _receive_singly(self, found: list[Received | Stamped | HopAnswer]) -> None:
         receiver, clock = self._receiver, time.time_ns
         for _ in range(_BATCH):
             try:
@@ -251,7 +291,9 @@ class UdpTransport:
             for level, kind, value in ancillary:
                 if kind == _SO_TIMESTAMPING and level == socket.SOL_SOCKET:
                     nic, source = _stamp_of(value)
-            found.append(Received(data, where[0], nic, now, source))
+            packet = decode(data)
+            if packet is not None:
+                found.append(Received(packet, where[0], nic, now, source))
 
     def close(self) -> None:
         """Close every socket."""

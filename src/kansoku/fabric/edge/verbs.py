@@ -28,7 +28,7 @@ from kansoku.errors import DependencyError, InputError, PlatformError
 from kansoku.fabric.ecmp import FIRST_PORT, label_of_port
 from kansoku.fabric.edge.transport import HopAnswer, Peer, Received, Stamped
 from kansoku.fabric.edge.verbs_trace import Tracer
-from kansoku.fabric.probe import SIZE, StampSource
+from kansoku.fabric.probe import SIZE, StampSource, decode
 
 __all__ = ["VerbsTransport", "gateway_toward", "rxe_source_port"]
 
@@ -421,7 +421,9 @@ class VerbsTransport:
             raw = self._memory.read(length, number * _SLOT)
             address = self._sender(raw[:_GRH])
             source = StampSource.APPLICATION if stamp_ns is None else StampSource.HARDWARE
-            found.append(Received(raw[_GRH:], address, stamp_ns, time.time_ns(), source))
+            packet = decode(raw[_GRH:])
+            if packet is not None:
+                found.append(Received(packet, address, stamp_ns, time.time_ns(), source))
         else:
             self.failed_completions += status != 0
         self._post_receive(number)

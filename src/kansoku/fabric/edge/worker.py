@@ -27,8 +27,10 @@ __all__ = ["Worker"]
 
 _log = logging.getLogger(__name__)
 _SERVICE = 2
+# Names of the module: an enumeration's members are slow to look up, and these are for every packet.
+_PROBE, _ACK1, _ACK2 = Kind.PROBE, Kind.ACK1, Kind.ACK2
 _RESPONSE = 1 << 62  # tokens of ACK1 stamps, apart from sequence numbers of probes
-_BURST = 64  # probes sent in a row before the socket is looked at again
+_BURST = 256  # probes sent in a row before the socket is looked at again
 
 
 @dataclass(slots=True)
@@ -61,6 +63,8 @@ class Worker:
         self.settings = settings
         self.version = ""
         self.send_errors = 0
+        self.packets = 0
+        """Packets taken so far."""
         self.stretch = 1.0
         """Factor on every interval: the agent's own throttle."""
         self._random = random.Random(seed)  # noqa: S311 - spreads probes, guards nothing
@@ -134,19 +138,21 @@ class Worker:
 
     def fire(self, now_ns: int) -> int:
         """Send what is due; return when the next one is (monotonic nanoseconds)."""
-        heap = self._heap
+        heap, targets, random = self._heap, self._targets, self._random.random
         for _ in range(_BURST):
             if not heap or heap[0][0] > now_ns:
                 break
-            _, number = heap[0]
-            target = self._targets.get(number)
+            due, number = heap[0]
+            target = targets.get(number)
             if target is None or target.kind == _SERVICE:
                 heapq.heappop(heap)
                 continue
             self._probe(number, target)
             # Jitter keeps agents from falling into step with each other.
-            pause = target.interval_ns * self.stretch * (0.9 + 0.2 * self._random.random())
-            heapq.heapreplace(heap, (now_ns + int(pause), number))
+            pause = target.interval_ns * self.stretch * (0.9 + 0.2 * random())
+            # From when it was due, or a late turn would lower the rate; not from long ago.
+            begin = due if now_ns - due < pause else now_ns
+            heapq.heapreplace(heap, (begin + int(pause), number))
         due = heap[0][0] if heap else now_ns + 1_000_000_000
         due = min(due, self._fire_service(now_ns))
         return min(due, self._fire_trace(now_ns))
@@ -223,17 +229,17 @@ class Worker:
 
     def handle(self) -> None:
         """Take everything that came in, then time out what did not."""
-        for event in self.transport.poll():
-            if isinstance(event, Received):
-                packet = decode(event.data)
-                if packet is not None:
-                    self._packet(packet, event)
-            elif isinstance(event, Stamped):
+        events = self.transport.poll()
+        self.packets += len(events)
+        for event in events:
+            if type(event) is Received:
+                self._packet(event.packet, event)
+            elif type(event) is Stamped:
                 if event.token & _RESPONSE:
                     self._acknowledge(event.token ^ _RESPONSE, event, None)
                 else:
                     self.prober.stamped(event.token, event.nic_ns, event.source)
-            else:
+            elif isinstance(event, HopAnswer):
                 self._hop(event)
         for result in self.prober.expire(time.time_ns()):
             self._count(result)
@@ -241,14 +247,14 @@ class Worker:
 
     def _packet(self, packet: Packet, event: Received) -> None:
         kind = packet.kind
-        if kind is Kind.ACK1 or kind is Kind.ACK2:
+        if kind is _ACK1 or kind is _ACK2:
             if packet.target_qpn == self.transport.qpn:
                 outcome = self.prober.receive(packet, event.nic_ns, event.now_ns, event.source)
                 if isinstance(outcome, Result):
                     self._count(outcome)
                 elif isinstance(outcome, Late):
                     self._window(outcome.t1_ns).add_late(outcome)
-        elif kind is Kind.PROBE:
+        elif kind is _PROBE:
             self._answer(packet, event)
         elif kind is Kind.TRACE:
             self._answer_trace(packet, event)
