@@ -69,6 +69,9 @@ def command(
     alertmanager: Annotated[
         str | None, typer.Option(metavar="URL", help="Gets incidents as alerts (API v2).")
     ] = None,
+    otlp: Annotated[
+        str | None, typer.Option(metavar="URL", help="Gets incidents as OTLP log records (HTTP).")
+    ] = None,
 ) -> None:
     """Receive OTLP, keep it, answer queries and show pages, in one process."""
     from kansoku.app.serve import Server, ServeSettings
@@ -81,7 +84,7 @@ def command(
         raise InputError(f"{store} is a server; serve needs a folder", where="--store")
     folder = Path(store) if store else default_store()
     watch = WatchSettings(
-        webhook=webhook, alertmanager=alertmanager, collections=folder / "collections"
+        webhook=webhook, alertmanager=alertmanager, otlp=otlp, collections=folder / "collections"
     )
     settings = ServeSettings(
         folder=folder,
