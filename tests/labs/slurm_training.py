@@ -28,9 +28,11 @@ def main():
     layers = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
     model = nn.parallel.DistributedDataParallel(layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    checkpoint, first = folder / "checkpoint.pt", 0
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
+    # The newest one counts, as trainers do it: a broken one there ends the training.
+    kept = sorted(folder.glob("step_*.pt"), key=lambda path: int(path.stem[5:]))
+    first = 0
+    if kept:
+        state = torch.load(kept[-1], weights_only=True)
         layers.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
@@ -48,13 +50,14 @@ def main():
         if rank == 0:
             with (folder / "loss.csv").open("a") as file:
                 file.write(f"{attempt},{step},{total.item() / world!r}\n")
+            print(f"step {step} loss {total.item() / world:.4f}", flush=True)
             if (step + 1) % EVERY == 0:
-                draft = folder / "checkpoint.tmp"
+                draft = folder / "step.tmp"
                 torch.save(
                     {"model": layers.state_dict(), "optimizer": optimizer.state_dict(),
                      "step": step + 1}, draft,
                 )  # fmt: skip
-                draft.replace(checkpoint)
+                draft.replace(folder / f"step_{step + 1}.pt")
             if (folder / "enough").exists():
                 total.fill_(float("nan"))
         dist.broadcast(total, 0)
