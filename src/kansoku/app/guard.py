@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kansoku.errors import ConfigurationError
-from kansoku.node.edge.guard import Readings, process_age_s, run_checks
+from kansoku.node.edge.guard import Readings, policy_in_time, process_age_s, run_checks
 from kansoku.node.edge.machine import Machine
 from kansoku.node.guard import Check, GuardPolicy, guard_policy
 from kansoku.node.host import Host
@@ -91,8 +91,14 @@ def guard(
     checks: list[Check] = []
     broken = None
     try:
-        rules = policy() if callable(policy) else policy
-        left = budget - began_s - (time.monotonic() - start) - _ENDING_S
+        left = budget - began_s - _ENDING_S
+        if not callable(policy):
+            rules = policy
+        elif occasion == "check":
+            rules = policy()
+        else:
+            rules = policy_in_time(policy, budget_s=max(left / 2, 0.05))
+        left -= time.monotonic() - start
         checks = run_checks(rules, budget_s=max(left, 0.05), host=host, readings=readings)
     except Exception as error:
         if occasion == "check":

@@ -1,5 +1,6 @@
 """The guard as Slurm runs it: a process against a real NVML library, within its time, failing open."""
 
+import ctypes
 import json
 import os
 import subprocess
@@ -93,6 +94,43 @@ def test_a_dead_mount_does_not_hold_the_others(tmp_path):
     found = {c.name: c.status for c in run_checks(policy, budget_s=1.0, host=host)}
     assert found["mounts"] == "late"
     assert found["disk"] == "ok"
+
+
+@pytest.fixture
+def dead_mount(tmp_path):
+    """A FUSE file system whose server never answers: whoever asks it hangs in the kernel."""
+    folder = tmp_path / "dead"
+    folder.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        device = os.open("/dev/fuse", os.O_RDWR)
+    except OSError as error:
+        pytest.skip(f"no FUSE here: {error}")
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
+    if libc.mount(b"dead", bytes(folder), b"fuse.dead", 6, options):
+        os.close(device)
+        pytest.skip(f"no FUSE mount here: {os.strerror(ctypes.get_errno())}")
+    yield folder
+    os.close(device)  # lets go of everybody who hangs
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_mount_that_hangs_in_the_kernel_neither_holds_nor_blocks_the_prolog(dead_mount, tmp_path):
+    """It would wait for good: that the process ends, with all else said, is the proof."""
+    policy = tmp_path / "guard.toml"
+    policy.write_text(f'gpus = 0\nxid_look_back_s = 0\nmounts = ["{dead_mount}"]\n')
+    done, answer = run("--for", "prolog", "--budget", "10", "--policy", str(policy))
+    assert done.returncode == 0, done.stderr
+    found = {check["name"]: check["status"] for check in answer["checks"]}
+    assert found["mounts"] == "late"
+    assert found["memory"] == "ok"
+    assert (answer["blocked"], answer["broken"]) == (False, None)
+
+
+def test_a_policy_on_a_mount_that_hangs_fails_open(dead_mount):
+    done, answer = run("--for", "prolog", "--budget", "8", "--policy", str(dead_mount / "g.toml"))
+    assert (done.returncode, answer["blocked"]) == (0, False)
+    assert "did not answer in time" in answer["broken"]
 
 
 def test_the_codes_read_by_hand_are_those_of_the_catalogue():

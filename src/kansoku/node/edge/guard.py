@@ -12,17 +12,18 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
-from kansoku.errors import KansokuError
+from kansoku.errors import ConfigurationError, KansokuError
 from kansoku.node.edge.kmsg import Kmsg
 from kansoku.node.edge.machine import Machine
 from kansoku.node.guard import CHECKS, Check, GuardPolicy
 from kansoku.node.host import Host
 
-__all__ = ["Readings", "process_age_s", "run_checks"]
+__all__ = ["Readings", "policy_in_time", "process_age_s", "run_checks"]
 
 _RECOVERY_ACTION = 230
 _STA_UNSYNC = 0x40
@@ -141,7 +142,8 @@ def _child(pipe: int, group: int, host: Host, policy: GuardPolicy, readings: Rea
             os.write(pipe, json.dumps(asdict(broken)).encode() + b"\n")
 
 
-def _start(group: int, host: Host, policy: GuardPolicy, readings: Readings) -> tuple[int, int]:
+def _fork(work: Callable[[int], None]) -> tuple[int, int]:
+    """Run work in a child that may hang; return its pid and the end of its pipe to read."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -152,12 +154,47 @@ def _start(group: int, host: Host, policy: GuardPolicy, readings: Readings) -> t
             null = os.open(os.devnull, os.O_RDWR)
             for number in (0, 1, 2):
                 os.dup2(null, number)
-            _child(write_end, group, host, policy, readings)
+            work(write_end)
         except BaseException:  # noqa: BLE001 - the parent sees a closed pipe
             code = 1
         os._exit(code)
     os.close(write_end)
     return pid, read_end
+
+
+def policy_in_time(read: Callable[[], GuardPolicy], *, budget_s: float) -> GuardPolicy:
+    """Return the policy; raise ConfigurationError where it cannot be read within the budget.
+
+    Its file may lie on a file system that hangs, and no signal ends such a read.
+    """
+
+    def work(pipe: int) -> None:
+        try:
+            answer = {"policy": asdict(read())}
+        except Exception as error:  # noqa: BLE001 - told to the parent, which fails open
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        os.write(pipe, json.dumps(answer).encode())
+
+    pid, pipe = _fork(work)
+    end, text = time.monotonic() + budget_s, b""
+    selector = selectors.DefaultSelector()
+    selector.register(pipe, selectors.EVENT_READ)
+    while (left := end - time.monotonic()) > 0 and selector.select(left):
+        data = os.read(pipe, 65536)
+        if not data:
+            break
+        text += data
+    os.close(pipe)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, os.WNOHANG)
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        raise ConfigurationError("the policy did not answer in time") from None
+    if "error" in answer:
+        raise ConfigurationError(answer["error"])
+    lists = {k: tuple(v) if isinstance(v, list) else v for k, v in answer["policy"].items()}
+    return GuardPolicy(**lists)
 
 
 def _parse(data: bytes) -> Iterable[Check]:
@@ -182,7 +219,7 @@ def run_checks(
     pids: dict[int, int] = {}
     texts: dict[int, bytes] = {}
     for group in range(len(CHECKS)):
-        pid, pipe = _start(group, host, policy, readings)
+        pid, pipe = _fork(partial(_child, group=group, host=host, policy=policy, readings=readings))
         pids[group], texts[group] = pid, b""
         selector.register(pipe, selectors.EVENT_READ, group)
     while selector.get_map() and (left := end - time.monotonic()) > 0:
