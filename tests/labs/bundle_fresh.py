@@ -423,13 +423,13 @@ def oss_rebuilds(s):
     s.put(
         "servers/oss04-messages",
         at,
-        f"{s.when(at):%b %d %H:%M:%S} oss04 kernel: md/raid:md3: Disk failure on sdk, disabling device.",
+        f"{s.when(at).astimezone(s.zone):%b %d %H:%M:%S} oss04 kernel: md/raid:md3: Disk failure on sdk, disabling device.",
     )
     for n in range(6):
         s.put(
             "servers/oss04-messages",
             at + 60 + n * 200,
-            f"{s.when(at + 60 + n * 200):%b %d %H:%M:%S} oss04 kernel: Lustre: work-OST0007: slow i_mutex {30 + n * 9}s due to heavy IO load",
+            f"{s.when(at + 60 + n * 200).astimezone(s.zone):%b %d %H:%M:%S} oss04 kernel: Lustre: work-OST0007: slow i_mutex {30 + n * 9}s due to heavy IO load",
         )
     for n in range(5):
         s.info(

@@ -56,11 +56,25 @@ class DeviceFact:
     """With its headings."""
     value: str
     source: str
+    kind: str = ""
+    """``gpu``, ``nic`` or ``disk`` where the text names the device's class."""
+
+
+# A narrow link is first the trouble of the device at its end.
+_LINK_DOMAINS = {
+    "gpu": Domain.GPU_HARDWARE, "nic": Domain.NETWORK, "disk": Domain.STORAGE, "": Domain.HOST,
+}  # fmt: skip
+_CLASSES = (
+    ("gpu", re.compile(r"3D controller|VGA|Display controller|Processing accelerators")),
+    ("nic", re.compile(r"Ethernet controller|Infiniband controller|Network controller")),
+    ("disk", re.compile(r"Non-Volatile memory|NVMe|RAID bus|SATA")),
+)
 
 
 def facts_of_text(lines: Iterable[str], *, node: str | None, name: str) -> list[DeviceFact]:
     """Return every pair of a text, with its device and headings."""
     device: str | None = None
+    kind = ""
     stack: list[tuple[int, str]] = []
     found = []
     for number, line in enumerate(lines, start=1):
@@ -68,6 +82,7 @@ def facts_of_text(lines: Iterable[str], *, node: str | None, name: str) -> list[
         if begins is not None:
             device = next((g for g in begins.groups()[:5] if g), begins[7])
             stack = []
+            kind = next((name for name, words in _CLASSES if words.search(line)), "")
             if "mtu" in line and (mtu := re.search(r"\bmtu[ :=]+(\d+)", line)):
                 found.append(
                     DeviceFact(
@@ -85,7 +100,12 @@ def facts_of_text(lines: Iterable[str], *, node: str | None, name: str) -> list[
             path = " ".join([*(h for _, h in stack[-3:]), key])
             found.append(
                 DeviceFact(
-                    node=node, device=device, key=path, value=value, source=f"{name}:{number}"
+                    node=node,
+                    device=device,
+                    key=path,
+                    value=value,
+                    source=f"{name}:{number}",
+                    kind=kind,
                 )
             )
             continue
@@ -166,7 +186,7 @@ def _alone(facts: Sequence[DeviceFact]) -> list[Observation]:
                 _observation(
                     fact,
                     "pcie-degraded",
-                    Domain.HOST,
+                    _LINK_DOMAINS[fact.kind],
                     "pcie",
                     strength,
                     f"{fact.key}: {fact.value}",

@@ -105,6 +105,10 @@ def _names_a_partition(found: Recognised, line: str) -> bool:
     )
 
 
+def _host(said: LineFacts) -> str | None:
+    return None if said.host and _LABEL.fullmatch(said.host) else said.host
+
+
 def _stamp_of(before: Sequence[bytes], clock: Clock) -> int | None:
     """Return the time of the last stamped line among those before."""
     for raw in reversed(before):
@@ -112,6 +116,17 @@ def _stamp_of(before: Sequence[bytes], clock: Clock) -> int | None:
         if time_ns is not None:
             return time_ns
     return None
+
+
+def _again(known: Observation, found: Recognised, line: str, source: str) -> Observation:
+    """Return what is known of a thing after a further line: the more serious one stands for it."""
+    if known.role == "symptom" and found.role in {"root", "either"}:
+        return replace(
+            known, role=found.role, strength=found.strength, text=line[:2000], source=source
+        )
+    if known.role == found.role and found.strength > known.strength:
+        return replace(known, strength=found.strength)
+    return known
 
 
 class LineReader:
@@ -168,7 +183,7 @@ class LineReader:
             if facts.estimated and time_ns is not None:
                 time_ns = time_ns if time_ns < facts.clock.reference_ns - _GUESSED_NS else None
             rank = said.rank if said.rank is not None else facts.rank
-            host = None if said.host and _LABEL.fullmatch(said.host) else said.host
+            host = _host(said)
             own = facts.kind == "kernel" and host is not None
             node = host if own else facts.node or host
             if rank is not None:
@@ -195,7 +210,7 @@ class LineReader:
                 programs.add(program[1])
             if known is not None:
                 self._seen[key] = replace(
-                    known,
+                    _again(known, found, line, f"{facts.name}:{row}"),
                     repeats=known.repeats + 1,
                     last_ns=time_ns or known.last_ns,
                     healed_ns=None,
@@ -256,8 +271,8 @@ class LineReader:
         rank = said.rank if said.rank is not None else facts.rank
         if rank is not None:
             self.ranks.add(rank)
-            if facts.node or said.host:
-                self.node_of_rank.setdefault(rank, facts.node or said.host or "")
+            if node := facts.node or _host(said):
+                self.node_of_rank.setdefault(rank, node)
         self.last_progress_ns[rank] = max(self.last_progress_ns.get(rank, time_ns), time_ns)
         if self.first_progress_ns is None or time_ns < self.first_progress_ns:
             self.first_progress_ns = time_ns

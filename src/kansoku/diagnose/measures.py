@@ -6,8 +6,10 @@ quantity's ratio and least difference, and lastingly so. Where all series of a w
 (storage, network, temperature) changed together, the change itself is what is said.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +22,7 @@ from kansoku.diagnose.recognise import by_code
 from kansoku.model import Domain
 from kansoku.stats.change import change_point
 
-__all__ = ["MEASURE_COLUMNS", "MeasurePolicy", "read_measures"]
+__all__ = ["MEASURE_COLUMNS", "MeasurePolicy", "dated", "read_measures"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -33,6 +35,9 @@ MEASURE_COLUMNS: dict[str, pl.DataType] = {
     "time_ns": pl.Int64(),  # null in a snapshot
     "value": pl.Float64(),
 }
+# Smaller "times" are step numbers.
+_LEAST_DATE_NS = 10**17
+_COUNTS_OFTEN = 0.2
 _ENTITY = ["node", "device", "target", "rank"]
 
 
@@ -129,8 +134,11 @@ def _never_falls(values: Floats) -> bool:
 
 
 def _is_counter(values: Floats) -> bool:
-    """Say whether all series only ever grow, and some do."""
-    return _never_falls(values) and bool((np.diff(_carried(values), axis=1) > 0).any())
+    """Say whether all series only ever grow, and some do so often: a level rises once."""
+    if not _never_falls(values):
+        return False
+    grows = np.diff(_carried(values), axis=1) > 0
+    return bool((grows.mean(axis=1) >= _COUNTS_OFTEN).any())
 
 
 def _lasting(
@@ -420,6 +428,24 @@ def _numerics(grid: _Grid, quantity: Quantity) -> list[Observation]:
     return found
 
 
+def _diverges(grid: _Grid, quantity: Quantity) -> list[Observation]:
+    """Loss that climbs away from the best it had been, and stays there."""
+    found = []
+    for series, row in enumerate(grid.values):
+        known = np.flatnonzero(np.isfinite(row))
+        if len(known) < 24:
+            continue
+        middles = [float(np.median(row[part])) for part in np.array_split(known, 8)]
+        best = int(np.argmin(middles))
+        late = middles[best + 1 :]
+        climbs = len(late) >= 2 and all(b >= a for a, b in pairwise(middles[best:]))
+        if climbs and middles[best] > 0 and late[-1] >= 1.5 * middles[best]:
+            start = int(np.array_split(known, 8)[best][-1])
+            text = f"{quantity.name} climbed from {_number(middles[best])} to {_number(late[-1])}"
+            found.append(_say(grid, quantity, series, start, text, 1.5))
+    return found
+
+
 def _silent(frame: pl.DataFrame) -> list[Observation]:
     """Nodes whose samples end well before the others' do."""
     stamped = frame.filter(pl.col("time_ns").is_not_null() & pl.col("node").is_not_null())
@@ -470,11 +496,24 @@ def read_measures(frame: pl.DataFrame, *, policy: MeasurePolicy | None = None) -
     return found
 
 
+def dated(seen: Sequence[Observation], clock: Sequence[tuple[int, int]]) -> list[Observation]:
+    """Give what is known by its step the time of that step; ``clock`` holds (step, Unix ns)."""
+    steps = sorted(dict(clock).items())
+    found = []
+    for one in seen:
+        if steps and one.time_ns is not None and 0 < one.time_ns < _LEAST_DATE_NS:
+            index = max(0, bisect_right(steps, (one.time_ns, _LEAST_DATE_NS * 1000)) - 1)
+            found.append(replace(one, time_ns=steps[index][1], last_ns=steps[-1][1]))
+        else:
+            found.append(one)
+    return found
+
+
 def _judge(
     grid: _Grid, quantity: Quantity, policy: MeasurePolicy, nans: pl.DataFrame
 ) -> Sequence[Observation]:
     if quantity.test == "numerics":
-        found = _numerics(grid, quantity)
+        found = _numerics(grid, quantity) or _diverges(grid, quantity)
         if not nans.is_empty():
             first = nans["time_ns"].min()
             found.append(

@@ -23,6 +23,9 @@ class Policy:
     """Progress this long after an event shows that the event did not stop the job."""
     other_programs: int = 3
     """So many programs that meet the same error on one device speak against the device."""
+    before_slow_ns: int = 180 * _SECOND
+    after_slow_ns: int = 600 * _SECOND
+    """What began so near to a slow-down may be why, though the job goes on."""
     flaps: int = 4
     """Recoveries of one thing that returns so often heal nothing."""
     healed_gap_ns: int = 60 * _SECOND

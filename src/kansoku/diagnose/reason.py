@@ -12,6 +12,7 @@
 """
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,8 @@ class Context:
     progress: Progress
     job_nodes: frozenset[str] = frozenset()
     """Nodes of the job; empty where unknown."""
+    nodes: frozenset[str] = frozenset()
+    """All nodes that anything was read of."""
     ranks: frozenset[int] = frozenset()
     """Ranks that the job should have."""
     node_of_rank: dict[int, str] | None = None
@@ -89,13 +92,39 @@ def _complaints(seen: Iterable[Observation]) -> list[Observation]:
     return [o for o in seen if o.role in wanted and o.time_ns is not None and o.kind != "metric"]
 
 
-def _onset(seen: Sequence[Observation], policy: Policy) -> int | None:
-    """Return the first complaint of the last cluster, preferring what the job itself said."""
+def _slow_since(seen: Iterable[Observation]) -> int | None:
+    """Return when steps became slower, where a dated change was seen."""
+    times = [
+        o.time_ns
+        for o in seen
+        if o.rule in {"metric:step time", "finding.slow"} and (o.time_ns or 0) >= _LEAST_DATE_NS
+    ]
+    return min((t for t in times if t is not None), default=None)
+
+
+def _came_with(seen: Observation, slow_ns: int | None, policy: Policy) -> bool:
+    """Say whether it began about when the steps became slower: the job goes on, but slower."""
+    if slow_ns is None or seen.time_ns is None:
+        return False
+    return -policy.before_slow_ns <= seen.time_ns - slow_ns <= policy.after_slow_ns
+
+
+def _onset(seen: Sequence[Observation], context: Context, policy: Policy) -> int | None:
+    """Return the first complaint of the last cluster, preferring what the job itself said.
+
+    What the job survived is not the begin of its end.
+    """
     timed = _complaints(seen)
     own = [o for o in timed if o.kind in {"job", "trace"} and o.strength > 0.3]
     times = sorted(o.time_ns or 0 for o in own or timed)
+    slow_ns = _slow_since(seen)
+    if slow_ns is not None and not any(t > slow_ns - policy.clock_slack_ns for t in times):
+        return slow_ns
     if not times:
         return None
+    progress = context.progress.latest_ns
+    if progress is not None:
+        times = [t for t in times if t >= progress - policy.survived_ns] or times
     onset = times[-1]
     for time_ns in reversed(times):
         if onset - time_ns > policy.cluster_gap_ns:
@@ -126,7 +155,11 @@ def _counts_fully(seen: Observation, last_ns: int, onset_ns: int, policy: Policy
 
 
 def _time_weight(
-    seen: Observation, onset_ns: int | None, context: Context, policy: Policy
+    seen: Observation,
+    onset_ns: int | None,
+    context: Context,
+    policy: Policy,
+    slow_ns: int | None = None,
 ) -> tuple[float, str | None]:
     """Return how an observation's time counts, and why if it counts against it."""
     if _was_over(seen, onset_ns, policy):
@@ -134,7 +167,7 @@ def _time_weight(
     if seen.time_ns is None or onset_ns is None or seen.time_ns < _LEAST_DATE_NS:
         return 0.8, None
     last = seen.last_ns or seen.time_ns
-    if _counts_fully(seen, last, onset_ns, policy):
+    if _counts_fully(seen, last, onset_ns, policy) or _came_with(seen, slow_ns, policy):
         return 1.0, None
     progress = context.progress.latest_ns
     if onset_ns - last > policy.old_ns:
@@ -148,6 +181,22 @@ def _time_weight(
     if seen.time_ns - onset_ns > policy.clock_slack_ns:
         return policy.late_weight, "it came after the first complaint"
     return 1.0, None
+
+
+_NUMBERS = re.compile(r"\d+")
+
+
+def _is_elsewhere(one: Observation, context: Context) -> bool:
+    """Say whether it is on a node that is not the job's.
+
+    Servers and switches are no job's nodes and serve all; they bear other names.
+    """
+    if not context.job_nodes or one.node is None or one.node in context.job_nodes:
+        return False
+    if one.domain not in {Domain.STORAGE, Domain.NETWORK}:
+        return True
+    shapes = {_NUMBERS.sub("#", node) for node in context.job_nodes}
+    return _NUMBERS.sub("#", one.node) in shapes
 
 
 def _of_device_or_daemon(one: Observation, policy: Policy, *, daemon_died: bool) -> Observation:
@@ -170,21 +219,38 @@ def _by_storage_way(one: Observation, clients: int, targets: int, context: Conte
         return one
     # One client that loses many targets has lost its own way to them.
     new = replace(one, target=None)
-    if targets > 2 and len(context.job_nodes or context.node_of_rank or {}) > 1:
+    if targets > 2 and len(context.job_nodes or context.nodes) > 1:
         # Its peers reach the same servers: the way is what is broken.
         new = replace(new, domain=Domain.NETWORK, component="path to the storage")
     return new
+
+
+def _explained(
+    one: Observation, *, lost: bool, corrupts: bool, narrow: Mapping[str, Observation]
+) -> Observation:
+    """Return an observation as the consequence, or the place, that another has told."""
+    if lost and one.rule in _TOLD_OF_LOSS:
+        return replace(one, role="cascade")
+    if corrupts and one.rule in _NUMERICS and one.domain is Domain.APPLICATION:
+        # Wrong numbers that a repeat does not give are the device's: NaN is what it made.
+        return replace(one, role="cascade")
+    if one.component == "pcie" and one.node and one.node in narrow and not one.device:
+        # The same line, read with the device that it belongs to.
+        link = narrow[one.node]
+        return replace(one, domain=link.domain, device=link.device)
+    return one
 
 
 def _by_scope(
     seen: Sequence[Observation], onset_ns: int | None, context: Context, policy: Policy
 ) -> list[Observation]:
     """Correct domain and subject of observations by how wide they are seen."""
+    slow_ns = _slow_since(seen)
     present = [
         o
         for o in seen
-        if _time_weight(o, onset_ns, context, policy)[1] is None
-        and not (context.job_nodes and o.node and o.node not in context.job_nodes)
+        if _time_weight(o, onset_ns, context, policy, slow_ns)[1] is None
+        and not _is_elsewhere(o, context)
     ]
     daemons = {o.node for o in seen if o.component == "node daemon"}
     hardware = {
@@ -209,15 +275,21 @@ def _by_scope(
         for node in nodes:
             targets[node].add(target)
     limited = {o.node for o in seen if o.component in _OWN_LIMITS and o.role == "root"}
+    # A repeat of the step comes after the NaN that it explains.
+    corrupts = any(
+        o.component == "silent corruption"
+        and o.role == "root"
+        and onset_ns is not None
+        and abs((o.time_ns or onset_ns) - onset_ns) <= policy.old_ns
+        for o in seen
+    )
+    narrow = {o.node: o for o in seen if o.rule == "pcie-degraded" and o.device and o.node}
     lost = {o.node for o in seen if o.rule in {"node-lost", "silence.node"}}
     changed = []
     for one in seen:
-        new = one
-        if lost and one.rule in _TOLD_OF_LOSS:
-            new = replace(one, role="cascade")
-            changed.append(new)
-            continue
-        new = _of_device_or_daemon(one, policy, daemon_died=bool(daemons))
+        new = _explained(one, lost=bool(lost), corrupts=corrupts, narrow=narrow)
+        if new is one:
+            new = _of_device_or_daemon(one, policy, daemon_died=bool(daemons))
         if new is not one:
             changed.append(new)
             continue
@@ -246,14 +318,15 @@ def _groups(
 ) -> tuple[list[_Group], dict[int, str]]:
     table: dict[tuple[Domain, str], _Group] = {}
     doubts: dict[int, str] = {}
+    slow_ns = _slow_since(seen)
     for one in sorted(seen, key=lambda o: o.locates):
         weight = policy.role_weight(one.role) * one.strength
         if weight == 0:
             continue
-        factor, doubt = _time_weight(one, onset_ns, context, policy)
+        factor, doubt = _time_weight(one, onset_ns, context, policy, slow_ns)
         if context.ended_well and one.kind not in {"metric", "trace"}:
             factor, doubt = factor * policy.ended_well_weight, "the job ended well all the same"
-        if context.job_nodes and one.node and one.node not in context.job_nodes:
+        if _is_elsewhere(one, context):
             factor, doubt = factor * policy.elsewhere_weight, "it is on a node outside the job"
         if doubt:
             doubts[id(one)] = doubt
@@ -302,7 +375,7 @@ def _merged(groups: list[_Group], known_ranks: int) -> list[_Group]:
     many = min(_MANY_RANKS, max(2, known_ranks))
     for domain, unsorted in by_domain.items():
         members = sorted(unsorted, key=lambda g: g.score, reverse=True)
-        ranks = [g for g in members if g.subject is not None and g.subject.kind == "rank"]
+        ranks = [g for g in members if g.subject and g.subject.kind in {"rank", "node"}]
         if domain in {Domain.APPLICATION, Domain.FRAMEWORK} and len(ranks) >= many:
             # The same complaint on many ranks is the job's, not one rank's.
             rules = [{o.rule for _, o in g.members} for g in ranks]
@@ -417,7 +490,7 @@ def diagnose(
     wrong = [o for o in seen if o.role in {"root", "either", "symptom", "cascade"}]
     if not wrong:
         return None
-    onset_ns = _onset(seen, policy)
+    onset_ns = _onset(seen, context, policy)
     scoped = _by_scope(seen, onset_ns, context, policy)
     groups, doubts = _groups(scoped, onset_ns, context, policy)
     ranked = sorted(

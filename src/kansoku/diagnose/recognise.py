@@ -50,7 +50,7 @@ _FRAME = re.compile(
 _NODE_NAME = r"([A-Za-z][\w.-]*\d[\w.,\[\]-]*)"
 _LOST_NODE = re.compile(
     rf"\bnode (?:failure|fail|crash|loss) (?:on|of)(?: node)? {_NODE_NAME}"
-    rf"|\bfailure of node {_NODE_NAME}"
+    rf"|\bfailure of node {_NODE_NAME}|\bon failed nodes? {_NODE_NAME}"
     rf"|\bnodes?[ :=]+{_NODE_NAME}(?: (?:is|has|was|not|went|became|marked|now))*"
     r"[ :,]+(?:not responding|responding|unresponsive|down\b|lost\b|unreachable|failed|dead"
     r"|NotReady)"
@@ -58,6 +58,12 @@ _LOST_NODE = re.compile(
     rf" {_NODE_NAME}",
     re.IGNORECASE,
 )
+# Nodes are named after what they hold: gpu-a-086 is no GPU.
+_HOST_NAME = re.compile(
+    r"\b(?:gpu|node|dgx|hgx|host|worker|compute)(?:[-_][a-z0-9]+)*[-_]?\d{2,}[a-z]?\b"
+)
+# A line of progress says "reduced loss" and means no harm.
+_STEPS_TELL = 0.75
 _CGROUP_OOM = re.compile(r"memory cgroup|CONSTRAINT_MEMCG|oom_memcg|task_memcg", re.IGNORECASE)
 _SHARED_MEMORY = re.compile(r"\bshm\b|shared memory")
 _PROGRESS = re.compile(
@@ -74,7 +80,8 @@ _FINE = re.compile(
 )
 # The program met it and went on.
 _HANDLED = re.compile(
-    r"\bcaught\b(?! (?:signal|collective))|\bfall(?:s|ing)? back\b|\bretry \d+ of \d+|"
+    r"\bcaught\b(?! (?:signal|collective|\w+ in (?:DataLoader|replica)))|"
+    r"\bfall(?:s|ing)? back\b|\bretry \d+ of \d+|"
     r"\bretry loop\b|\b(?:will retry|retrying|skipped|skipping|ignored|ignoring|polled)\b",
     re.IGNORECASE,
 )
@@ -226,8 +233,9 @@ def _by_signature(text: str, rules: Sequence[Signature]) -> Signature | None:
 
 def _by_words(text: str) -> Recognised | None:
     level = fault_level(text)
-    if level == 0:
+    if level == 0 or (level < _STEPS_TELL and _PROGRESS.search(text)):
         return None
+    text = _HOST_NAME.sub("", text)
     hits = [(len(c.pattern.findall(text)), c) for c in concepts() if c.pattern.search(text)]
     if not hits:
         return None

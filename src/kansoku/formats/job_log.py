@@ -30,6 +30,11 @@ _SYSLOG = re.compile(
     r"^(?P<mon>[A-Z][a-z]{2})\s+(?P<d>\d{1,2})\s+(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)"
     r"(?:\.(?P<f>\d{1,9}))?\s"
 )
+# Switches put the year first.
+_YEAR_SYSLOG = re.compile(
+    r"^(?P<y>\d{4})\s+(?P<mon>[A-Z][a-z]{2})\s+(?P<d>\d{1,2})\s+"
+    r"(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?:\.(?P<f>\d{1,9}))?\s"
+)
 _GLOG = re.compile(
     r"(?:^|[\[\s])[IWEF](?P<mo>\d{1,2})(?P<d>\d\d)\s+(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)\.(?P<f>\d{1,9})"
 )
@@ -169,6 +174,7 @@ _STAMPS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str], Clock], int | Non
     (_ISO, _iso),
     (_CTIME, _ctime),
     (_SYSLOG, _syslog),
+    (_YEAR_SYSLOG, _ctime),
     (_GLOG, _glog),
     (_UPTIME, _uptime),
     (_EPOCH, _epoch),

@@ -13,7 +13,7 @@ from kansoku.app.trace_hang import HangReport
 from kansoku.catalog.signatures import Signature
 from kansoku.diagnose.device_text import compare_facts, measures_of_facts
 from kansoku.diagnose.edge.bundle import Bundle, read_bundle
-from kansoku.diagnose.measures import read_measures
+from kansoku.diagnose.measures import dated, read_measures
 from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.policy import Policy
 from kansoku.diagnose.reason import Context, Progress
@@ -39,6 +39,13 @@ def _missing(bundle: Bundle) -> list[str]:
         "no Slurm records": any("slurm" in n or "sacct" in n for n in bundle.text_files),
     }
     return [text for text, there in kinds.items() if not there] + bundle.skipped
+
+
+def _whole(bundle: Bundle) -> frozenset[str]:
+    """Return the nodes of a job whose every rank NCCL has named; empty otherwise."""
+    world = max(bundle.rank_nodes, default=0)
+    nodes = bundle.rank_nodes.get(world, {})
+    return frozenset(nodes.values()) if world > 1 and len(nodes) == world else frozenset()
 
 
 _OfDumps = tuple[list[Observation], HangReport | None, list[str]]
@@ -104,9 +111,10 @@ def diagnose_folder(
     found += compare_facts(bundle.facts)
     numbers = [*bundle.numbers, measures_of_facts(bundle.facts)] if bundle.facts else bundle.numbers
     if numbers:
-        found += read_measures(pl.concat(numbers))
+        found += dated(read_measures(pl.concat(numbers)), bundle.step_clock)
     context = Context(
-        job_nodes=frozenset(job_nodes) if bundle.job_nodes else frozenset(),
+        job_nodes=frozenset(job_nodes) if bundle.job_nodes else _whole(bundle),
+        nodes=frozenset(job_nodes | {o.node for o in found if o.node} | set(bundle.boots)),
         progress=Progress(last_ns=progress, first_ns=reader.first_progress_ns),
         ranks=frozenset(reader.ranks | set(node_of_rank)),
         node_of_rank=node_of_rank,

@@ -8,7 +8,6 @@ import io
 import os
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -16,11 +15,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 import polars as pl
-from ClusterShell.NodeSet import NodeSet, NodeSetParseError
 from isal import igzip
 
 from kansoku.catalog.signatures import Signature
 from kansoku.diagnose.device_text import DeviceFact, facts_of_text
+from kansoku.diagnose.edge.background import (
+    accounted_nodes,
+    allocated_nodes,
+    boot_times,
+    nodes_of_ranks,
+    zone_minutes,
+)
 from kansoku.diagnose.edge.numbers import is_table_of_numbers, read_numbers
 from kansoku.diagnose.edge.sieve import Sieve
 from kansoku.diagnose.lines import SUSPICIOUS, FileFacts, LineReader, says_it_ended_well
@@ -67,9 +72,10 @@ _STEP_MS = (
     r"|time/step|\btime|\bdt|\belapsed)[\"']?\s*(?:\((ms|s|sec)\))?"
     r"\s*[:= ]\s*([\d.]+)\s*(ms|s\b|sec)?"
 )
-_LOSS = r"(?i)\b(?:lm |train(?:ing)?[_ ])?loss\b\s*[:= ]\s*([-+]?\d[\d.]*(?:[eE][-+]?\d+)?)"
+_LOSS = r"(?i)\b(?:lm |train(?:ing)?[_ ])?loss\b[\"']?\s*[:= ]\s*([-+]?\d[\d.]*(?:[eE][-+]?\d+)?)"
 _FEW_STEPS = 12
 _MOST_STAMPS = 20_000
+_DATED_STEPS = 400
 _MOST_STEPS = 200_000
 _MOST_PACES = 64
 
@@ -79,6 +85,8 @@ class Bundle:
     """What a folder held."""
 
     reader: LineReader
+    names: list[str] = field(default_factory=list)
+    """Of all text files."""
     text_files: list[str] = field(default_factory=list)
     dumps: list[Path] = field(default_factory=list)
     """Flight Recorder dumps."""
@@ -94,6 +102,12 @@ class Bundle:
     stacks: list[Stack] = field(default_factory=list)
     ended_well: list[bool] = field(default_factory=list)
     """Of each job log that says how it ended."""
+    rank_nodes: dict[int, dict[int, str]] = field(default_factory=dict)
+    """``{world: {rank: node}}`` as NCCL tells it."""
+    boots: dict[str, int] = field(default_factory=dict)
+    """When nodes booted, Unix ns."""
+    step_clock: list[tuple[int, int]] = field(default_factory=list)
+    """``(step, Unix ns)`` of lines of progress."""
     slurm_ended: list[bool] = field(default_factory=list)
     """The same of Slurm's own records, which know the exit code."""
     job_nodes: set[str] = field(default_factory=set)
@@ -159,25 +173,28 @@ def _ends(file: BinaryIO, *, of_one_rank: bool) -> tuple[str, str]:
 
 
 def _read_text(
-    path: Path, name: str, bundle: Bundle, sieve: Sieve, reference_ns: int | None, zone_minutes: int
+    path: Path, name: str, bundle: Bundle, sieve: Sieve, reference_ns: int | None, zone: int
 ) -> None:
     with _opened(path) as file:
         head, tail = _ends(file, of_one_rank=rank_in_path(name) is not None)
-        facts = _facts(path, name, head, tail, reference_ns, zone_minutes)
+        facts = _facts(path, name, head, tail, bundle, reference_ns, zone)
         if _take_tool_text(path, facts, head, bundle):
             return
         bundle.reader.read(islice(sieve.rows(file), _MOST_LINES_A_FILE), facts)
     # In step all ranks say the same: some logs are enough for the pace.
     if facts.kind == "job" and len(bundle.numbers) < _MOST_PACES:
-        steps = _pace(path, facts)
+        steps = _pace(path, facts, bundle)
         if len(steps):
             bundle.numbers.append(steps)
     if facts.kind == "job":
+        for world, nodes in nodes_of_ranks(head).items():
+            bundle.rank_nodes.setdefault(world, {}).update(nodes)
         few = 400 if facts.rank is not None else 4000
         bundle.reader.read_progress(head.splitlines()[: few // 2], facts)
         bundle.reader.read_progress(reversed(tail.splitlines()[-few:]), facts)
     if facts.kind == "scheduler":
-        bundle.job_nodes |= _job_nodes(head)
+        told_nodes = accounted_nodes(head) or allocated_nodes(head, bundle.names)
+        bundle.job_nodes |= told_nodes
     if facts.kind in {"job", "scheduler"}:
         ended = says_it_ended_well(tail.splitlines()[-40:])
         if ended is not None:
@@ -187,24 +204,33 @@ def _read_text(
 
 
 def _facts(
-    path: Path, name: str, head: str, tail: str, reference_ns: int | None, zone_minutes: int
+    path: Path,
+    name: str,
+    head: str,
+    tail: str,
+    bundle: Bundle,
+    reference_ns: int | None,
+    zone: int,
 ) -> FileFacts:
     own = _last_date_ns(tail, head)
+    node = _node_of(name)
     clock = Clock(
         reference_ns=own or reference_ns or path.stat().st_mtime_ns,
-        utc_offset_minutes=zone_minutes,
+        boot_ns=bundle.boots.get(node or ""),
+        utc_offset_minutes=zone,
     )
-    uptimes = None if own else _UPTIMES.findall(tail)
-    guess = reference_ns or path.stat().st_mtime_ns
-    if uptimes:
+    guessed = False
+    if own is None and clock.boot_ns is None and (uptimes := _UPTIMES.findall(tail)):
         # Without a date: the last line is taken for the end of what was collected.
+        guess = reference_ns or path.stat().st_mtime_ns
         clock = replace(clock, boot_ns=guess - int(float(uptimes[-1]) * 1e9))
+        guessed = True
     return FileFacts(
-        estimated=bool(uptimes),
+        estimated=guessed,
         name=name,
         kind=_kind(name, head[:_LOOKED_AT]),
         clock=clock,
-        node=_node_of(name),
+        node=node,
         rank=rank_in_path(name),
     )
 
@@ -237,18 +263,18 @@ def _timed(found: pl.DataFrame, facts: FileFacts) -> pl.DataFrame:
     )
 
 
-def _pace(path: Path, facts: FileFacts) -> pl.DataFrame:
+def _pace(path: Path, facts: FileFacts, bundle: Bundle) -> pl.DataFrame:
     """Return step times and losses of a log; none where it is not UTF-8."""
     if path.suffix == ".gz":
         text = _opened(path).read().decode("utf-8", "replace")
-        return _steps(pl.DataFrame({"line": text.splitlines()}).lazy(), facts)
+        return _steps(pl.DataFrame({"line": text.splitlines()}).lazy(), facts, bundle)
     try:
-        return _steps(pl.scan_lines(path, name="line"), facts)
+        return _steps(pl.scan_lines(path, name="line"), facts, bundle)
     except pl.exceptions.ComputeError:
         return pl.DataFrame(schema=MEASURE_COLUMNS)
 
 
-def _steps(frame: pl.LazyFrame, facts: FileFacts) -> pl.DataFrame:
+def _steps(frame: pl.LazyFrame, facts: FileFacts, bundle: Bundle) -> pl.DataFrame:
     """Return step times and losses of progress lines as measures, ordered by step."""
     line = pl.col("line")
     milliseconds = line.str.extract(_STEP_MS, 2).cast(pl.Float64, strict=False)
@@ -269,6 +295,11 @@ def _steps(frame: pl.LazyFrame, facts: FileFacts) -> pl.DataFrame:
     )
     if found["step_time"].count() < _FEW_STEPS <= len(found):
         found = _timed(found, facts)
+    sample = found.gather_every(max(1, len(found) // _DATED_STEPS))
+    stamps = [parse_line(line, facts.clock).time_ns for line in sample["line"]]
+    bundle.step_clock += [
+        (step, at) for step, at in zip(sample["step"], stamps, strict=True) if at is not None
+    ]
     parts = []
     for column, metric in (("step_time", "step time s"), ("loss", "training loss")):
         values = found.drop_nulls(column)
@@ -383,44 +414,7 @@ def _reference_ns(texts: Sequence[tuple[Path, str]]) -> int | None:
     return sorted(dates)[len(dates) // 2] if dates else None
 
 
-_ZONED = re.compile(r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(Z|[+-]\d\d:?\d\d)\b")
-
-
-def _zone_minutes(texts: Sequence[tuple[Path, str]]) -> int:
-    """Return the zone of most stamps that name one: a cluster's naive stamps share it."""
-    seen: Counter[int] = Counter()
-    for path, _ in texts[:2000]:
-        if path.suffix == ".gz":
-            continue
-        with path.open("rb") as file:
-            match = _ZONED.search(file.read(4096).decode("utf-8", "replace"))
-        if match is None:
-            continue
-        digits = match[1].replace(":", "")
-        minutes = 0 if digits == "Z" else int(digits[1:3]) * 60 + int(digits[3:])
-        seen[-minutes if digits.startswith("-") else minutes] += 1
-    return seen.most_common(1)[0][0] if seen else 0
-
-
 _UPTIMES = re.compile(r"^(?:<\d+>)?\[\s*(\d{1,9}\.\d{6})\]", re.MULTILINE)
-
-
-def _job_nodes(text: str) -> set[str]:
-    """Return the nodes of an accounting table that tells of one job; empty otherwise."""
-    rows = [line.split("|") for line in text.splitlines() if "|" in line]
-    if not rows or "JobID" not in rows[0] or "NodeList" not in rows[0]:
-        return set()
-    job, nodes = rows[0].index("JobID"), rows[0].index("NodeList")
-    whole = [row for row in rows[1:] if len(row) > max(job, nodes)]
-    if len({row[job].partition(".")[0] for row in whole}) != 1:
-        return set()
-    found: set[str] = set()
-    for row in whole:
-        try:
-            found |= set(NodeSet(row[nodes], resolver=None))
-        except NodeSetParseError:
-            return set()
-    return found
 
 
 _NODE_FOLDER = re.compile(r"(?:^|/)(?:nodes?|hosts?)/([A-Za-z][\w.-]*\d[\w.-]*)/")
@@ -462,7 +456,9 @@ def read_bundle(
     sorted_in(bundle)
     reference_ns = _reference_ns(texts)
     sieve = _sieve(bundle.reader)
-    zone = _zone_minutes(texts)
+    zone = zone_minutes(texts)
+    bundle.names = [name for _, name in texts]
+    bundle.boots = boot_times(((file, name, _node_of(name)) for file, name in texts), zone)
     for file in bundle.metrics:
         _read_table(file, str(file.relative_to(root)), bundle, texts)
     for file, name in texts:
