@@ -1,9 +1,11 @@
 """Use case ``trace breakdown``: read, analyse, number the ranks, draw."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from kansoku.app._trace_set import (
@@ -17,7 +19,7 @@ from kansoku.app._trace_set import (
 from kansoku.trace.kineto.breakdown import Figures
 from kansoku.trace.kineto.ranks import missing_ranks
 from kansoku.trace.kineto.report import RankBreakdown, break_down
-from kansoku.trace.kineto.tables import CallCost
+from kansoku.trace.kineto.tables import CallCost, CollectiveRow
 from kansoku.view import Block, Column, Sentence, Series, Table, Tone, View
 from kansoku.view import Line as ViewLine
 
@@ -363,23 +365,17 @@ class BreakdownResult:
         )
 
     def _kernel_tables(self) -> list[Block]:
-        import polars as pl
-
-        if not any(part.kernels for part in self.parts):
+        rows = [row for part in self.parts for row in part.kernels]
+        if not rows:
             return []
-        frame = self.kernels
-        total = float(frame["total_us"].sum()) or 1.0
-        named = (
-            frame.group_by("kind", "family")
-            .agg(pl.col("calls").sum(), pl.col("total_us").sum())
-            .sort("total_us", "family", descending=[True, False])
-        )
-        top = (
-            frame.group_by("name", "kind")
-            .agg(pl.col("calls").sum(), pl.col("total_us").sum())
-            .sort("total_us", "name", descending=[True, False])
-            .head(_TOP_ROWS)
-        )
+        # Summed in plain Python: loading Polars takes longer than a small trace.
+        kinds: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        named: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        for row in rows:
+            for entry in (kinds[row.kind, row.family], named[row.name, row.kind]):
+                entry[0] += row.calls
+                entry[1] += row.total_ns
+        total = sum(row.total_ns for row in rows) or 1
         return [
             Table(
                 title="Device work by kind, all ranks",
@@ -391,8 +387,10 @@ class BreakdownResult:
                     Column(title="share", numeric=True),
                 ],
                 rows=[
-                    [kind, family, calls, f"{us / 1000:,.3f}", f"{us / total:.1%}"]
-                    for kind, family, calls, us in named.iter_rows()
+                    [kind, family, calls, _ms(ns), f"{ns / total:.1%}"]
+                    for (kind, family), (calls, ns) in sorted(
+                        kinds.items(), key=lambda item: (-item[1][1], item[0][1])
+                    )
                 ],
             ),
             Table(
@@ -405,8 +403,10 @@ class BreakdownResult:
                     Column(title="mean µs", numeric=True),
                 ],
                 rows=[
-                    [short_name(name), kind, calls, f"{us / 1000:,.3f}", f"{us / calls:,.1f}"]
-                    for name, kind, calls, us in top.iter_rows()
+                    [short_name(name), kind, calls, _ms(ns), f"{ns / calls / 1000:,.1f}"]
+                    for (name, kind), (calls, ns) in sorted(
+                        named.items(), key=lambda item: (-item[1][1], item[0])
+                    )[:_TOP_ROWS]
                 ],
             ),
         ]
@@ -473,20 +473,11 @@ class BreakdownResult:
         return out
 
     def _collective_table(self) -> Table:
-        import polars as pl
-
-        frame = (
-            self.collectives.group_by("op", "group", "group_size")
-            .agg(
-                pl.len().alias("calls"),
-                pl.col("duration_us").sum().alias("total"),
-                pl.col("bytes").sum().alias("bytes"),
-                pl.col("bytes").count().alias("sized"),
-                pl.col("algbw_gb_per_s").median().alias("alg"),
-                pl.col("busbw_gb_per_s").median().alias("bus"),
-            )
-            .sort("total", descending=True)
-        )
+        groups: defaultdict[Any, list[CollectiveRow]] = defaultdict(list)
+        for part in self.parts:
+            for row in part.collectives:
+                groups[row.operation, row.group, row.group_size].append(row)
+        order = sorted(groups, key=lambda key: -sum(row.duration_ns for row in groups[key]))
         return Table(
             title="Collectives",
             columns=[
@@ -499,21 +490,25 @@ class BreakdownResult:
                 Column(title="algbw GB/s", numeric=True),
                 Column(title="busbw GB/s", numeric=True),
             ],
-            rows=[
-                [
-                    op,
-                    group,
-                    size,
-                    calls,
-                    f"{total / 1000:,.3f}",
-                    f"{moved / 1e6:,.1f}" if sized else None,
-                    None if alg is None else f"{alg:,.2f}",
-                    None if bus is None else f"{bus:,.2f}",
-                ]
-                for op, group, size, calls, total, moved, sized, alg, bus in frame.iter_rows()
-            ],
+            rows=[[*key, *_collective_cells(groups[key])] for key in order],
             note="bandwidths: medians, as nccl-tests defines them; kernels include waiting",
         )
+
+
+def _collective_cells(rows: list[CollectiveRow]) -> list[Any]:
+    sizes = [row.bytes for row in rows if row.bytes is not None]
+
+    def middle(values: list[float | None]) -> str | None:
+        known = [value for value in values if value is not None]
+        return f"{median(known) / 1e9:,.2f}" if known else None
+
+    return [
+        len(rows),
+        _ms(sum(row.duration_ns for row in rows)),
+        f"{sum(sizes) / 1e6:,.1f}" if sizes else None,
+        middle([row.algorithm_bytes_per_s for row in rows]),
+        middle([row.bus_bytes_per_s for row in rows]),
+    ]
 
 
 def _ms(value: float | None) -> str | None:

@@ -4,9 +4,8 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, as_completed
 from contextlib import contextmanager
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,6 +55,10 @@ def open_executor(
     if count < 2 or (processes is None and total_bytes < _SMALL_BYTES):
         yield None
         return
+    # Here, not above: small inputs need neither of the two.
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     # forkserver: children inherit no threads and no locks of whoever calls the Python API.
     # It imports once what all of them need, and they share those pages.
     context = get_context("forkserver")

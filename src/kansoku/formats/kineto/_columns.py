@@ -15,12 +15,23 @@ from kansoku.formats.kineto._events import (
     EXACT_LIMIT_US,
     Damage,
     Decoded,
+    End,
+    Event,
     decode,
     nanoseconds,
 )
+from kansoku.formats.kineto._pairs import Edge
 from kansoku.formats.kineto._scan import Piece
 
-__all__ = ["COLUMNS", "DETAILS", "NO_ID", "Batch", "CollectiveArguments", "read_piece"]
+__all__ = [
+    "COLUMNS",
+    "DETAILS",
+    "NO_ID",
+    "Batch",
+    "CollectiveArguments",
+    "read_paired",
+    "read_piece",
+]
 
 NO_ID = np.iinfo(np.int64).min
 """Column value of an absent id, byte count or sequence number."""
@@ -98,6 +109,8 @@ class Batch:
     damage: Damage
     tail: str | None
     exact: bool
+    edges: list[Edge]
+    """Beginnings and ends of slices, to be paired when all chunks are there."""
     offset: int = 0
 
 
@@ -141,6 +154,32 @@ def read_piece(piece: Piece, *, exact: bool = False) -> Batch:
         batch = _columns(decode(piece, exact=True), exact=True)
     batch.offset = piece.offset
     return batch
+
+
+def read_paired(events: list[Event]) -> Batch:
+    """Return the columns of slices that were joined from beginnings and ends."""
+    return _columns(Decoded(events=events, rows=0, damage=Damage(), tail=None), exact=True)
+
+
+def _edges(decoded: Decoded, set_aside: Counter[str]) -> list[Edge]:
+    out = []
+    for edge in decoded.edges:
+        at = nanoseconds(edge.ts)
+        if at is None:
+            set_aside["no readable stamp"] += 1
+            continue
+        out.append(
+            Edge(
+                at_ns=at,
+                ends=type(edge) is End,
+                category=edge.cat,
+                name=edge.name,
+                process=edge.pid,
+                thread=edge.tid,
+                arguments=edge.args,
+            )
+        )
+    return out
 
 
 def _columns(decoded: Decoded, *, exact: bool) -> Batch:
@@ -192,6 +231,7 @@ def _columns(decoded: Decoded, *, exact: bool) -> Batch:
         damage=decoded.damage,
         tail=decoded.tail,
         exact=exact,
+        edges=_edges(decoded, set_aside),
     )
 
 

@@ -9,7 +9,7 @@ import gc
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -21,8 +21,10 @@ from kansoku.formats.kineto._scan import Piece, last_seam, middle_seam
 __all__ = [
     "EXACT_LIMIT_US",
     "Arguments",
+    "Begin",
     "Damage",
     "Decoded",
+    "End",
     "Event",
     "FullEvent",
     "decode",
@@ -94,15 +96,32 @@ class FullEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
     args: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class _Edge(msgspec.Struct, gc=False, tag_field="ph"):
+    cat: str | None = None
+    name: _Loose = None
+    pid: _Loose = None
+    tid: _Loose = None
+    ts: msgspec.Raw = msgspec.Raw(b"null")
+    args: Arguments | None = None
+
+
+class Begin(_Edge, gc=False, tag="B"):
+    """The beginning of a slice whose end is an event of its own."""
+
+
+class End(_Edge, gc=False, tag="E"):
+    """Such an end."""
+
+
 # Flows, metadata, instants, counters: known, and not slices.
 _OTHERS = tuple(
     msgspec.defstruct(f"_Other{number}", [], tag_field="ph", tag=letter, gc=False)
-    for number, letter in enumerate("BEbensftMiICPNODvVRc(),=SpF")
+    for number, letter in enumerate("bensftMiICPNODvVRc(),=SpF")
 )
 
 
 def _decoder(kind: type[msgspec.Struct]) -> Callable[[bytes], Any]:
-    union: Any = kind
+    union: Any = kind | Begin | End
     for other in _OTHERS:
         union |= other
     return msgspec.json.Decoder(list[union]).decode
@@ -141,6 +160,8 @@ class Decoded:
     damage: Damage
     tail: str | None
     """Text after the array's end; None where its end was not seen."""
+    edges: list[Begin | End] = field(default_factory=list)
+    """Beginnings and ends that are events of their own."""
 
 
 def decode(piece: Piece, *, exact: bool = False, full: bool = False) -> Decoded:
@@ -197,8 +218,7 @@ def _decode_into(data: bytes, out: Decoded, wanted: type[msgspec.Struct], *, las
             _decode_into(body[cut:], out, wanted, last=last)
             return
     else:
-        out.rows += len(events)
-        out.events += [event for event in events if type(event) is wanted]
+        _take(events, out, wanted)
         return
     repaired = repair_chunk(body)
     if repaired != body:
@@ -207,9 +227,8 @@ def _decode_into(data: bytes, out: Decoded, wanted: type[msgspec.Struct], *, las
         except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
             pass
         else:
-            out.rows += len(events)
             out.damage.repaired += 1
-            out.events += [event for event in events if type(event) is wanted]
+            _take(events, out, wanted)
             return
     found = salvage(body, last=last)
     out.damage.add(
@@ -223,8 +242,28 @@ def _decode_into(data: bytes, out: Decoded, wanted: type[msgspec.Struct], *, las
     out.rows += len(found.events)
     build = _full_from_dict if wanted is FullEvent else _from_dict
     out.events += [build(event) for event in found.events if event.get("ph") == "X"]
+    out.edges += [
+        _edge_from_dict(Begin if event["ph"] == "B" else End, event)
+        for event in found.events
+        if event.get("ph") in ("B", "E")
+    ]
     if found.tail is not None:
         out.tail = found.tail
+
+
+def _take(events: list[Any], out: Decoded, wanted: type[msgspec.Struct]) -> None:
+    out.rows += len(events)
+    out.events += [event for event in events if type(event) is wanted]
+    if not {Begin, End}.isdisjoint(map(type, events)):
+        out.edges += [event for event in events if type(event) in (Begin, End)]
+
+
+def _edge_from_dict(kind: type[Begin] | type[End], row: dict[str, Any]) -> Begin | End:
+    whole = _from_dict(row)
+    stamp = msgspec.Raw(str(whole.ts).encode("utf-8", "replace"))
+    return kind(
+        cat=whole.cat, name=whole.name, pid=whole.pid, tid=whole.tid, ts=stamp, args=whole.args
+    )
 
 
 def _from_dict(row: dict[str, Any]) -> Event:

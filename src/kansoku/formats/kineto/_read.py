@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kansoku.catalog.kernels import RowKind
-from kansoku.formats.kineto._columns import COLUMNS, DETAILS, NO_ID, Batch, read_piece
+from kansoku.formats.kineto._columns import COLUMNS, DETAILS, NO_ID, Batch, read_paired, read_piece
 from kansoku.formats.kineto._events import Damage
 from kansoku.formats.kineto._header import rank_from_name, read_metadata
+from kansoku.formats.kineto._pairs import Edge, pair
 from kansoku.formats.kineto._scan import Piece, split
 from kansoku.formats.kineto._source import Source, is_plain, read_blocks, read_stretch
 from kansoku.formats.kineto._trace import Detail, KinetoTrace
@@ -47,11 +48,19 @@ def read_trace(
         raise
     merger = _Merger()
     # Processes of this machine read plain files themselves: pipes would cost as much as decoding.
-    local = isinstance(executor, ProcessPoolExecutor) and is_plain(source)
-    path = source.path if local else None
+    path = source.path if _is_local_pool(executor) and is_plain(source) else None
     for batch in _batches(pieces, executor, progress, merger, path):
         merger.add(batch)
     return merger.finish(source, header, problems, rank)
+
+
+def _is_local_pool(executor: Executor | None) -> bool:
+    if executor is None:
+        return False
+    # Here, not above: multiprocessing takes a while to load, and small files do without.
+    from concurrent.futures import ProcessPoolExecutor
+
+    return isinstance(executor, ProcessPoolExecutor)
 
 
 def _name_file(error: Exception, source: Source) -> None:
@@ -166,7 +175,7 @@ class _Merger:
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._tail: str | None = None
-        self._lost_at: list[int] = []
+        self._edges: list[Edge] = []
 
     def add(self, batch: Batch) -> None:
         if self._tail is not None:  # events cannot follow the end of their array
@@ -194,17 +203,26 @@ class _Merger:
         self._slices += batch.slices
         self._python += batch.python_rows
         self._damage.add(batch.damage)
-        if batch.damage.lost_stretches:
-            self._lost_at.append(batch.offset)
         self._set_aside.update(batch.set_aside)
         if batch.host_start_ns is not None and batch.host_end_ns is not None:
             self._starts.append(batch.host_start_ns)
             self._ends.append(batch.host_end_ns)
+        self._edges += batch.edges
         self._tail = batch.tail
+
+    def _pair(self) -> None:
+        if not self._edges:
+            return
+        events, alone = pair(self._edges)
+        self._set_aside.update(alone)
+        tail, self._tail = self._tail, None
+        self.add(read_paired(events))
+        self._tail = tail
 
     def finish(
         self, source: Source, header: Piece, problems: list[str], rank: int | None
     ) -> KinetoTrace:
+        self._pair()
         columns, details = self._sorted()
         head = header.data.decode("utf-8", "replace")
         metadata = read_metadata([head, self._tail or ""])

@@ -14,7 +14,7 @@ import numpy as np
 from kansoku.catalog.kernels import RowKind
 from kansoku.formats.kineto import KinetoTrace
 from kansoku.trace.kineto.intervals import IntervalSet, gaps, intersect, union
-from kansoku.trace.kineto.rows import DeviceRows
+from kansoku.trace.kineto.rows import DeviceRows, codes_in
 
 __all__ = ["Figures", "IdleSplit", "StepFigures", "Unions", "figures", "find_steps", "unions"]
 
@@ -182,7 +182,7 @@ def _step_windows(trace: KinetoTrace) -> tuple[list[tuple[int | None, int, int]]
     for pattern, source in ((_PROFILER_STEP, "ProfilerStep"), (_ALT_STEP, "annotation")):
         numbers = {
             code: int(match[1])
-            for code in np.unique(names).tolist()
+            for code in codes_in(names)
             if (match := pattern.search(trace.names[code]))
         }
         found: dict[int, tuple[int, int]] = {}
@@ -205,7 +205,7 @@ def _optimizer_windows(
     duration: np.ndarray[tuple[int], np.dtype[np.int64]],
 ) -> list[tuple[int | None, int, int]]:
     """Return steps that end where the optimizer's step ends (the last optimizer of a round)."""
-    codes = [c for c in np.unique(names).tolist() if _OPTIMIZER_STEP.search(trace.names[c])]
+    codes = [c for c in codes_in(names) if _OPTIMIZER_STEP.search(trace.names[c])]
     if not codes or trace.host_start_ns is None:
         return []
     last = {code: int(start[names == code].max()) for code in codes}

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from kansoku.catalog.kernels import RowKind, kernel_rules
 from kansoku.formats.kineto import NO_ID, CollectiveArguments, KinetoTrace
-from kansoku.trace.kineto.rows import DeviceRows
+from kansoku.trace.kineto.rows import DeviceRows, codes_in
 
 __all__ = [
     "CallCost",
@@ -177,7 +177,7 @@ def copies(trace: KinetoTrace, rows: DeviceRows) -> list[CopyRow]:
     from_call = (size == NO_ID) & (launch >= 0)
     size = np.where(from_call, trace.details["bytes"].at(launch, absent=NO_ID), size)
     duration = rows.duration[mask]
-    for code in np.unique(names).tolist():
+    for code in codes_in(names):
         same = names == code
         known = same & (size != NO_ID)
         moved, time_ns = int(size[known].sum()), int(duration[known].sum())
@@ -235,7 +235,7 @@ def queues(trace: KinetoTrace, rows: DeviceRows) -> list[QueueRow]:
     """Return the queue length of every stream: +1 at the launch call, −1 at the row's end."""
     out = []
     matched = rows.launch >= 0
-    for lane in np.unique(rows.lane[matched]).tolist():
+    for lane in codes_in(rows.lane[matched]):
         same = matched & (rows.lane == lane)
         start = rows.start[same]
         times = np.concatenate(
@@ -280,7 +280,7 @@ def call_costs(trace: KinetoTrace, rows: DeviceRows, kind: RowKind) -> list[Call
     order = np.lexsort((at, thread))
     thread, at, work = thread[order], at[order], work[order]
     before = np.concatenate(([0], np.cumsum(work, dtype=np.int64)))
-    bounds = {lane: np.searchsorted(thread, [lane, lane + 1]) for lane in np.unique(thread)}
+    bounds = {lane: np.searchsorted(thread, [lane, lane + 1]) for lane in codes_in(thread)}
     names = columns["name"][calls]
     order = np.argsort(names, kind="stable")
     sorted_names = names[order]
@@ -290,7 +290,7 @@ def call_costs(trace: KinetoTrace, rows: DeviceRows, kind: RowKind) -> list[Call
     ):
         chosen = calls[order[begin:end]]
         host = device = count = 0
-        for lane in np.unique(columns["lane"][chosen]).tolist():
+        for lane in codes_in(columns["lane"][chosen]):
             same = chosen[columns["lane"][chosen] == lane]
             start, stop = _outermost(columns["start_ns"][same], columns["duration_ns"][same])
             host += int((stop - start).sum())

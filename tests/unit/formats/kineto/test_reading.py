@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import random
 import tarfile
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -335,3 +336,52 @@ def test_hostile_repetition_ends_soon(tmp_path, junk):
     )
     (result,) = breakdown([write(tmp_path / "a.json", content)]).to_json()["ranks"]
     assert any("could not be read" in why for why in result["incomplete"])
+
+
+def _as_pairs(rows):
+    """Write every slice as a beginning and an end."""
+    out = []
+    for row_ in rows:
+        if row_["ph"] != "X":
+            out.append(row_)
+            continue
+        end = round(row_["ts"] + row_["dur"], 3)
+        begin = {key: value for key, value in row_.items() if key != "dur"}
+        out.append({**begin, "ph": "B"})
+        out.append({"ph": "E", "pid": row_["pid"], "tid": row_["tid"], "ts": end})
+    return out
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_begin_and_end_pairs_are_slices_in_any_order(tmp_path, seed):
+    job = Job()
+    # Rows that overlap on their thread without enclosing each other can be slices only.
+    rows = [
+        r
+        for r in events(job)
+        if r.get("cat") in {"kernel", "cuda_runtime", "gpu_memcpy"} and "AllReduce" not in r["name"]
+    ]
+    wanted = breakdown([write(tmp_path / "rank0.json", text(job, rows))]).to_json()
+    pairs = _as_pairs(rows)
+    random.Random(seed).shuffle(pairs)
+    found = breakdown([write(tmp_path / "rank0.json", text(job, pairs))]).to_json()
+    for key in ("ranks", "kernels", "launches", "queues", "copies", "idle"):
+        assert found[key] == wanted[key], key
+
+
+def test_nested_named_and_lonely_ends(tmp_path):
+    def edge(ph, at, name=None):
+        kept = {} if name is None else {"name": name}
+        return {"ph": ph, "cat": "kernel", "pid": 0, "tid": 7, "ts": at, **kept}
+
+    rows = [
+        edge("B", 100, "outer"), edge("B", 110, "inner"), edge("E", 120), edge("E", 150, "outer"),
+        edge("E", 160), edge("B", 200, "never ends"),
+        edge("B", 210, "empty"), edge("E", 210, "empty"),
+    ]  # fmt: skip
+    answer = breakdown([write(tmp_path / "rank0.json", text(Job(base=False), rows))]).to_json()
+    kernels = {row_["name"]: row_["total_us"] for row_ in answer["kernels"]}
+    assert kernels == {"outer": 50.0, "inner": 10.0, "empty": 0.0}
+    said = answer["ranks"][0]["incomplete"]
+    assert "1 slices set aside: a beginning without an end" in said
+    assert "1 slices set aside: an end without a beginning" in said
