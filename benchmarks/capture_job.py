@@ -1,8 +1,11 @@
-"""Four ranks of a small transformer over Gloo whose recording is switched while they run.
+"""Ranks of a small GPT over Gloo whose recording is switched while they run.
 
-Program of ``bench_capture``: blocks of steps bare, recorded, and under torch.profiler follow each
-other in turn; rank 0 writes the duration and the CPU time of every block. The recorder's switch
-takes every wrapper and native kernel out, so a bare block is the job without kansoku.
+Program of ``bench_capture``: ``capture_job.py FOLDER RANKS ROUNDS PROFILED``. Blocks of steps bare
+and recorded, and under torch.profiler in ``PROFILED`` of the rounds, follow each other in turn;
+every rank writes the median step time and the CPU time a step of every block. The recorder's switch
+takes every wrapper and native kernel out, so a bare block is the job without kansoku. A switch
+changes a class under every module and the interpreter specialises again: every block, bare or
+recorded, begins with a switch to and fro.
 """
 
 import gc
@@ -14,54 +17,74 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
-RANKS, BLOCK, ROUNDS, WIDTH, LAYERS, SEQUENCE, BATCH = 4, 10, 12, 128, 4, 64, 3
+BLOCK, SETTLING = 10, 4
+VOCABULARY, WIDTH, HEADS, LAYERS, SEQUENCE, BATCH = 512, 128, 4, 4, 64, 4
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        parts = self.qkv(self.before(x)).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(*parts.unbind(0), is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return x + self.down(gelu(self.up(self.between(x))))
 
 
 def build():
-    layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, batch_first=True, dropout=0.0)
-    return DistributedDataParallel(nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False))
+    blocks = (Block() for _ in range(LAYERS))
+    head = nn.Linear(WIDTH, VOCABULARY)
+    return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *blocks, nn.LayerNorm(WIDTH), head)
 
 
 def steps(model, optimizer, batches, count):
     wall = []
     for _ in range(count):
         start = time.perf_counter()
-        model(next(batches)).pow(2).mean().backward()
+        ids = next(batches)
+        logits = model(ids[:, :-1])
+        cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
         optimizer.step()
         optimizer.zero_grad()
         wall.append(time.perf_counter() - start)
     return wall
 
 
-def rank_main(rank, folder):
+def rank_main(rank, folder, ranks, rounds, profiled):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks
     )
     from _kansoku import hooks
 
-    model = build()
+    model = DistributedDataParallel(build())
     optimizer = torch.optim.AdamW(model.parameters())
-    data = torch.randn(64, SEQUENCE, WIDTH)
+    data = torch.randint(VOCABULARY, (64, SEQUENCE + 1))
 
     def forever():
         while True:
             yield from torch.utils.data.DataLoader(data, batch_size=BATCH)
 
     batches = forever()
-    steps(model, optimizer, batches, 5)
+    steps(model, optimizer, batches, 10)
     result = {"bare": [], "recorded": [], "profiler": []}
     orders = (("bare", "recorded"), ("recorded", "bare"))
-    for number in range(ROUNDS):
+    for number in range(rounds):
         order = orders[number % 2]
-        for mode in (*order, "profiler") if number % 4 == 0 else order:
+        for mode in (*order, "profiler") if number < profiled else order:
             dist.barrier()
+            hooks.switch(mode != "recorded")
             hooks.switch(mode == "recorded")
-            # A switch changes a class under every module: the interpreter specialises again.
-            steps(model, optimizer, batches, 3)
+            steps(model, optimizer, batches, SETTLING)
             cpu = time.process_time()
             if mode == "profiler":
                 with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
@@ -80,9 +103,10 @@ if __name__ == "__main__":
 
     gc.freeze()
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=rank_main, args=(r, sys.argv[1])) for r in range(RANKS)]
-    for process in ranks:
+    given = (sys.argv[1], *(int(text) for text in sys.argv[2:]))
+    processes = [context.Process(target=rank_main, args=(r, *given)) for r in range(given[1])]
+    for process in processes:
         process.start()
-    for process in ranks:
+    for process in processes:
         process.join()
-    sys.exit(max(process.exitcode for process in ranks))
+    sys.exit(max(process.exitcode for process in processes))

@@ -129,6 +129,43 @@ def test_off_records_nothing_and_on_goes_on(recorder, tmp_path):
     assert steps["start_ns"][1] > steps["start_ns"][0] + steps["duration_ns"][0]
 
 
+def test_phases_and_steps_longer_than_the_ring_are_completed(recorder, tmp_path):
+    one = Optimizer()
+    recorder.optimizers.add(one)
+    capacity = ring.read_header(recorder.writer.buffer).lanes[0].capacity
+    outer = recorder.open(KIND["forward"], "outer")
+    for _ in range(capacity + 1):
+        phase(recorder, "data_wait")
+    recorder.close(outer)
+    recorder.tokens = 12.0
+    update(recorder, one)
+    recorder.finish()
+    found = spans(tmp_path)
+    (forward,) = found.filter(pl.col("kind") == "forward").to_dicts()
+    (step,) = found.filter(pl.col("kind") == "step").to_dicts()
+    assert forward["duration_ns"] >= 0
+    assert forward["parent"] == step["id"]
+    assert step["duration_ns"] >= forward["duration_ns"]
+    assert step["cpu_ns"] >= forward["cpu_ns"] >= 0
+
+
+def test_the_header_counts_what_closed(recorder, tmp_path):
+    one = Optimizer()
+    recorder.optimizers.add(one)
+    for _ in range(2):
+        phase(recorder, "forward")
+        update(recorder, one)
+    recorder.count(KIND["collective"], 40)
+    recorder.count(KIND["collective"], 2)
+    recorder.open(KIND["forward"], "left open")  # closed at the end, its step incomplete
+    recorder.finish()
+    counters = read_run(tmp_path / "r").counters
+    counted = {row["kind"]: (row["count"], row["bytes"]) for row in counters.to_dicts()}
+    assert counted == {
+        "step": (2, 0), "forward": (3, 0), "optimizer": (2, 0), "collective": (2, 42),
+    }  # fmt: skip
+
+
 def test_a_forked_child_starts_empty_and_joins_only_a_group(recorder):
     recorder.forget()
     assert recorder.open(KIND["forward"], "x") == 0

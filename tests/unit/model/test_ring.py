@@ -80,6 +80,25 @@ def test_a_long_span_is_completed_after_its_slot_was_overwritten():
     assert row["flags"] & ring.FLAG_LATE
 
 
+def test_a_phase_is_noted_counted_and_completed():
+    buffer = make()
+    writer = ring.RingWriter(buffer)
+    capacity = ring.read_header(buffer).lanes[0].capacity
+    span = writer.begin(ring.pack_template(3), 5_000, 7, 0)
+    assert ring.read_header(buffer).open_phase == span == 1
+    assert writer.end(span, 3, 5_000, 5_400, 120, 4096, 2.5, 8.0, 0)
+    row = record_at(buffer, 1)
+    assert (row["duration_ns"], row["cpu_ns"], row["peak_rss_bytes"]) == (400, 120, 4096)
+    assert (row["value_a"], row["value_b"]) == (2.5, 8.0)
+    header = ring.read_header(buffer)
+    assert (header.open_phase, header.counts) == (0, {"forward": (1, 0)})
+    lost = writer.begin(ring.pack_template(3), 0, 0, 0)
+    for number in range(capacity):
+        writer.open(ring.pack_template(4), number, 0, 0)
+    assert not writer.end(lost, 0, 0, 9, 0, 0, 0.0, 0.0, 0)
+    assert record_at(buffer, capacity + 2)["duration_ns"] == ring.OPEN  # whose slot it is now
+
+
 def test_a_short_span_whose_slot_is_gone_is_counted():
     buffer = make()
     writer = ring.RingWriter(buffer)

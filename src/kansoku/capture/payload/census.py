@@ -44,6 +44,8 @@ def _first_tensor(args: Any, kwargs: Any) -> Any:
 
 def _token_ids(args: Any, kwargs: Any) -> Any:
     """Return the input that holds the tokens: ids by name, else the first tensor."""
+    if not kwargs and args and hasattr(args[0], "dtype"):  # nearly always, every step
+        return args[0] if hasattr(args[0], "shape") else _first_tensor(args, kwargs)
     named = kwargs.get("input_ids")
     return named if hasattr(named, "shape") else _first_tensor(args, kwargs)
 
@@ -63,7 +65,7 @@ def _tokens(tensor: Any) -> float:
 def begin(module: Any, args: Any, kwargs: Any) -> Any:
     """Start counting a training forward, or add what is known of one with the same shapes."""
     tensor = _token_ids(args, kwargs)
-    key = (id(module), None if tensor is None else tuple(tensor.shape))
+    key = (id(module), None if tensor is None else tensor.shape)
     known = _known.get(key)
     if known is None and len(_known) < 256:
         return _Count(module, key, tensor)

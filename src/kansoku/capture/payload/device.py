@@ -17,8 +17,7 @@ _pending: list[tuple[int, Any, Any]] = []
 
 def _cuda() -> Any:
     """Return torch.cuda where this process uses a GPU and no graph is being captured."""
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
+    cuda: Any = sys.modules.get("torch.cuda")
     # The attribute, not is_initialized(): that asks about forks too, 25 µs a call.
     if (
         cuda is None
@@ -54,6 +53,8 @@ def ends(span: int) -> None:
 
 def collect() -> None:
     """Write the device time of phases whose events have passed; never wait."""
+    if not _pending:
+        return
     writer = RECORDER.writer
     while _pending and writer is not None and _pending[0][2].query():
         span, started, ended = _pending.pop(0)

@@ -37,6 +37,7 @@ class _State:
 
     def __init__(self) -> None:
         self.depth = 0
+        """0 outside any module, 1 inside one, 2 inside one whose parts are being counted."""
         self.counting: Any = None
         self.eval_trains = False
         self.last_eval = 0
@@ -113,21 +114,25 @@ def switch(on: bool) -> None:  # noqa: FBT001 - it is a switch
 
 
 def _wrap_modules(torch: ModuleType) -> None:
-    is_compiling = torch.compiler.is_compiling
+    is_compiling = torch.compiler.is_dynamo_compiling
+    is_exporting = torch.compiler.is_compiling
     is_grad_enabled = torch.is_grad_enabled
     state, recorder = _state, RECORDER
 
     def make(original: Any) -> Any:
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - the one wrapped
-            # Compiled code sees a plain call: the first test folds to a constant there.
+            # Compiled code sees a plain call: the first test folds to a constant there. Every
+            # module of a model passes here at every step: the inner ones are let through next.
             if is_compiling():
                 return original(self, *args, **kwargs)
             if state.depth:
-                if state.counting is not None:
+                if state.depth > 1:
                     try:
                         state.counting.see(self, args)
                     except Exception:
                         recorder.failed()
+                return original(self, *args, **kwargs)
+            if is_exporting():
                 return original(self, *args, **kwargs)
             state.depth = 1
             span = 0
@@ -139,10 +144,11 @@ def _wrap_modules(torch: ModuleType) -> None:
                 return original(self, *args, **kwargs)
             finally:
                 state.depth = 0
-                try:
-                    _forward_ends(span)
-                except Exception:
-                    recorder.failed()
+                if span:
+                    try:
+                        _forward_ends(span)
+                    except Exception:
+                        recorder.failed()
 
         __call__.__wrapped__ = original  # type: ignore[attr-defined]
         _code_objects.append(__call__.__code__)
@@ -172,13 +178,15 @@ def _forward_begins(module: Any, args: Any, kwargs: Any, grad: bool) -> int:  # 
     span = recorder.open(_FORWARD, name)
     if span:
         state.counting = census.begin(module, args, kwargs)
+        if state.counting is not None:
+            state.depth = 2
         device.begins(span)
     return span
 
 
 def _traces(args: Any) -> bool:
     """Say whether this call only finds out shapes: on fake or meta tensors, or for a compiler."""
-    if args and getattr(getattr(args[0], "device", None), "type", "") == "meta":
+    if args and getattr(args[0], "is_meta", False):
         return True
     return _fake_mode is not None and _fake_mode() is not None
 
@@ -204,9 +212,8 @@ def _forward_ends(span: int) -> None:
     if state.counting is not None:
         counting, state.counting = state.counting, None
         counting.end()
-    if span:
-        device.ends(span)
-        RECORDER.close(span)
+    device.ends(span)
+    RECORDER.close(span)
 
 
 # -- backward --------------------------------------------------------------------------------------
@@ -240,15 +247,25 @@ class _Engine:
         depth, _state.depth = _state.depth, 0
         try:
             return self._engine.run_backward(*args, **kwargs)
+        except BaseException:
+            self._broken()
+            raise
         finally:
             _state.depth = depth
             try:
                 device.ends(span)
-                if RECORDER.native is not None:
-                    RECORDER.native.backward_ended()
                 RECORDER.close(span)
             except Exception:
                 RECORDER.failed()
+
+    @staticmethod
+    def _broken() -> None:
+        """Close the wait that the engine's last callback would have closed."""
+        try:
+            if RECORDER.native is not None:
+                RECORDER.native.backward_ended()
+        except Exception:
+            RECORDER.failed()
 
 
 def _wrap_engine(torch: ModuleType) -> None:

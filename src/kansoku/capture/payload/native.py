@@ -24,7 +24,8 @@ __all__ = ["Native", "build", "cache_folder", "load"]
 
 _LANE = 1
 _BUILD_TIMEOUT_S = 180
-_SETTLE_NS = 200_000_000
+_SETTLE_NS = 1_000_000_000
+"""How long a process may wait at its end for ends that are being told; none is told in a hang."""
 _DTYPES = {
     "Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64",
     "Half": "float16", "Float": "float32", "Double": "float64", "Bool": "bool",

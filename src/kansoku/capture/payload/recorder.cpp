@@ -5,8 +5,9 @@
 // That key lies just above the devices' own: tracing never comes here, execution always does, also
 // below autograd (DTensor) and in inference mode.
 // The end comes from the future of the Work that comes back; sends and receives have none, but open
-// a RecordFunction ("gloo:send") that ends when they are waited for. It is of USER_SCOPE, so no
-// ordinary operator pays for it. Byte layout: docs/formats/ring.md.
+// a RecordFunction ("gloo:send") that ends when they are waited for. Its callback is of USER_SCOPE, so
+// no ordinary operator pays for it, and stands only once something was sent or received: while it
+// stands, Gloo copies the thread's state twice for every collective. Byte layout: docs/formats/ring.md.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 #include <sys/syscall.h>
@@ -50,7 +51,8 @@ struct Op {
   const char* op;
   const char* name;
   Size size;
-  int peer;  // index of the peer argument of a point-to-point operation, -1 otherwise
+  int peer;              // index of the peer argument of a point-to-point operation, -1 otherwise
+  bool no_future = false;  // ends by its RecordFunction
 };
 constexpr Op kOps[] = {
     {"allreduce_", "all_reduce", kFirst, -1},
@@ -68,9 +70,9 @@ constexpr Op kOps[] = {
     {"alltoall_", "all_to_all", kSecond, -1},
     {"gather_", "gather", kSecondTimesRanks, -1},
     {"scatter_", "scatter", kFirstTimesRanks, -1},
-    {"send", "send", kFirst, 2},
-    {"recv_", "recv", kFirst, 2},
-    {"recv_any_source_", "recv", kFirst, -1},
+    {"send", "send", kFirst, 2, true},
+    {"recv_", "recv", kFirst, 2, true},
+    {"recv_any_source_", "recv", kFirst, -1, true},
     {"barrier", "barrier", kZero, -1},
     {"monitored_barrier_", "barrier", kZero, -1},
 };
@@ -89,7 +91,7 @@ uint64_t g_lane_bits, g_offset, g_capacity;
 std::atomic<uint64_t> g_next{1};
 std::atomic<int64_t> g_last_end{0};
 std::atomic<int64_t> g_in_flight{0};
-std::atomic<bool> g_brackets{false};
+std::atomic<bool> g_brackets{false}, g_watching{false};
 uint16_t g_op_names[kOpCount], g_dtypes[64], g_devices[2], g_wait_name, g_finalize_name;
 std::mutex g_mutex;
 std::unordered_map<std::string, Group> g_groups;
@@ -207,6 +209,7 @@ void bracket_begins() {
   t_graph_task = task;
   auto& engine = torch::autograd::Engine::get_default_engine();
   engine.queue_callback([&engine] {
+    if (t_bracket != 0) return;  // a backward inside this one made us queue twice
     Record record{};
     record.kind = kWait;
     record.name = g_finalize_name;
@@ -273,62 +276,27 @@ void completion(int index, uint64_t open, const torch::jit::Stack& stack) {
     if (stack.empty() || !stack.back().isObject()) return ended(open);  // it blocked until its end
     char* base = g_base.load(std::memory_order_acquire);
     bool host = base != nullptr && slot(base, open)->device == g_devices[0];
-    if (host && kOps[index].peer < 0) {
+    if (host && !kOps[index].no_future) {
       auto future = stack.back().toCustomClass<c10d::Work>()->getFuture();
       if (future) {
         g_in_flight.fetch_add(1);
-        future->addCallback(
-            [open](c10::ivalue::Future&) {
-              ended(open);
-              g_in_flight.fetch_sub(1);
-            },
-            false);
-        return;
+        try {
+          future->addCallback(
+              [open](c10::ivalue::Future&) {
+                ended(open);
+                g_in_flight.fetch_sub(1);
+              },
+              false);
+          return;
+        } catch (...) {
+          g_in_flight.fetch_sub(1);
+        }
       }
     }
   } catch (...) {
   }
   // On a device the host sees only the enqueueing; or the backend has no future.
   close_record(open, kNoTimes, true);
-}
-
-template <int index>
-void collective(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  uint64_t open = 0;
-  try {
-    static const Places places = find_places(op);
-    open = arrival(index, places, op, *stack);
-    bracket_begins();
-  } catch (...) {  // ours: costs data only
-    if (char* base = g_base.load())
-      __atomic_fetch_add(reinterpret_cast<uint64_t*>(base + 184), 1, __ATOMIC_RELAXED);
-  }
-  uint64_t outer = t_open;
-  t_open = open;
-  try {
-    op.redispatchBoxed(keys & kAfter, stack);
-  } catch (...) {
-    t_open = outer;
-    close_record(open, kFailed, true);
-    throw;
-  }
-  if (t_open == open && open != 0) completion(index, open, *stack);  // no RecordFunction took it
-  t_open = outer;
-}
-
-void wait_tensor(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  Record record{};
-  record.kind = kWait;
-  record.name = g_wait_name;
-  record.sequence = record.bytes = -1;
-  uint64_t open = open_record(record);
-  try {
-    op.redispatchBoxed(keys & kAfter, stack);
-  } catch (...) {
-    close_record(open, kFailed, false);
-    throw;
-  }
-  close_record(open, 0, false);
 }
 
 struct Context : at::ObserverContext {
@@ -350,6 +318,56 @@ std::unique_ptr<at::ObserverContext> work_begins(const at::RecordFunction& funct
 void work_ends(const at::RecordFunction&, at::ObserverContext* context) {
   if (context == nullptr) return;
   ended(static_cast<Context*>(context)->open);
+}
+
+void watch_pairs() {
+  if (g_watching.load()) return;
+  std::lock_guard<std::mutex> lock(g_mutex);
+  if (g_watching.load()) return;
+  g_callback = at::addGlobalCallback(at::RecordFunctionCallback(work_begins, work_ends)
+                                         .scopes({at::RecordScope::USER_SCOPE}));
+  g_watching.store(true);
+}
+
+template <int index>
+void collective(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  uint64_t open = 0;
+  try {
+    static const Places places = find_places(op);
+    if (kOps[index].no_future) watch_pairs();
+    open = arrival(index, places, op, *stack);
+    bracket_begins();
+  } catch (...) {  // ours: costs data only
+    if (char* base = g_base.load())
+      __atomic_fetch_add(reinterpret_cast<uint64_t*>(base + 184), 1, __ATOMIC_RELAXED);
+  }
+  uint64_t outer = t_open;
+  t_open = kOps[index].no_future ? open : 0;
+  try {
+    op.redispatchBoxed(keys & kAfter, stack);
+  } catch (...) {
+    t_open = outer;
+    close_record(open, kFailed, true);
+    throw;
+  }
+  bool taken = kOps[index].no_future && t_open != open;  // by its RecordFunction
+  t_open = outer;
+  if (open != 0 && !taken) completion(index, open, *stack);
+}
+
+void wait_tensor(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  Record record{};
+  record.kind = kWait;
+  record.name = g_wait_name;
+  record.sequence = record.bytes = -1;
+  uint64_t open = open_record(record);
+  try {
+    op.redispatchBoxed(keys & kAfter, stack);
+  } catch (...) {
+    close_record(open, kFailed, false);
+    throw;
+  }
+  close_record(open, 0, false);
 }
 
 template <int index>
@@ -401,9 +419,6 @@ void kansoku_brackets(int on) { g_brackets.store(on != 0); }
 // Register or remove the kernels of the masked operators. Returns 0, or 1 with nothing changed.
 int kansoku_enable(uint64_t mask, int wait) {
   try {
-    if (g_callback == at::INVALID_CALLBACK_HANDLE)
-      g_callback = at::addGlobalCallback(at::RecordFunctionCallback(work_begins, work_ends)
-                                             .scopes({at::RecordScope::USER_SCOPE}));
     g_c10d = std::make_unique<torch::Library>(torch::Library::IMPL, "c10d", std::nullopt, __FILE__,
                                               __LINE__);
     register_ops<0>(mask);
@@ -426,10 +441,10 @@ void kansoku_disable() {
   try {
     g_c10d.reset();
     g_functional.reset();
-    if (g_callback != at::INVALID_CALLBACK_HANDLE) at::removeCallback(g_callback);
+    std::lock_guard<std::mutex> lock(g_mutex);
+    if (g_watching.exchange(false)) at::removeCallback(g_callback);
   } catch (...) {
   }
-  g_callback = at::INVALID_CALLBACK_HANDLE;
 }
 
 // Wait until every end has been told, at most so long: a Work wakes who waits for it before it calls

@@ -29,6 +29,7 @@ _KIND = ring.KIND_CODES
 _STEP = _KIND["step"]
 _clock = time.monotonic_ns
 _cpu_clock = time.thread_time_ns
+_get_ident = threading.get_ident
 _ANCHOR_EVERY_NS = 10_000_000_000
 _RSS_EVERY = 8
 """Phases of every eighth step (and of the first eight) note the peak memory; steps always do."""
@@ -65,6 +66,10 @@ def _integer(*names: str) -> int:
     return -1
 
 
+_QUEUED_MIN_NS = 20_000
+"""The wait in the run queue is read anew where the thread was off the CPU for longer than this."""
+
+
 class Recorder:
     """Everything this process records. One instance; forked children start with an empty one."""
 
@@ -80,7 +85,8 @@ class Recorder:
         self._failed = False
         self._child = False
         self.native_thread = 0
-        self._stack: list[tuple[int, bytes, int, int]] = []
+        self._stack: list[tuple[int, bytes, int, int, int]] = []
+        """Open phases: id, template, start, CPU time at the start, parent."""
         self._step_span = 0
         self._step_start = 0
         self._step_cpu = -1
@@ -88,17 +94,19 @@ class Recorder:
         self.step_starts: collections.deque[tuple[int, int]] = collections.deque(maxlen=4096)
         self.before_end: list[Any] = []
         self._templates: dict[tuple[int, str, int, str], bytes] = {}
-        self._counts: dict[int, list[int]] = {}
         self._anchored = 0
         self._path = ""
         self._queue_file = -1
+        self._queued_ns = 0
+        self._off_cpu = 0
+        self._ended = (0, 0)
         self._late_spans: list[tuple[int, int]] | None = None
         self.tokens = 0.0
         self.flops = 0.0
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._expected: set[int] = set()
         self._stepped: set[int] = set()
-        self._updated_at = 0
+        self._updated_at = self._updated_cpu = 0
         self._nesting: list[tuple[int, int]] = []
         self._ending = False
 
@@ -145,7 +153,9 @@ class Recorder:
         try:
             # Reserve the room now: a full disk must be an error here, not a SIGBUS later.
             os.posix_fallocate(descriptor, 0, size)
-            buffer = mmap.mmap(descriptor, size)
+            # Every page now, where the system can: a page fault costs a step as much as a span.
+            populate = getattr(mmap, "MAP_POPULATE", 0)
+            buffer = mmap.mmap(descriptor, size, mmap.MAP_SHARED | populate)
         except Exception:
             os.unlink(path)
             raise
@@ -235,7 +245,7 @@ class Recorder:
             while self._stack:
                 self.close(self._stack[-1][0], flags=ring.FLAG_INCOMPLETE)
             if self._step_span:
-                self._close_step(now, complete=False)
+                self._close_step(now, _cpu_clock(), complete=False)
             if self.native is not None:
                 self.native.stop()
                 self.native = None
@@ -255,7 +265,7 @@ class Recorder:
             while self._stack:
                 self.close(self._stack[-1][0], flags=ring.FLAG_INCOMPLETE)
             if self._step_span:
-                self._close_step(now, complete=False)
+                self._close_step(now, _cpu_clock(), complete=False)
             self._next_start = 0
             self._nesting.clear()
             self._stepped = set()
@@ -278,18 +288,21 @@ class Recorder:
         except Exception:
             self._queue_file = -1
 
-    def _queued(self) -> float:
+    def _queued(self, now: int, cpu: int) -> int:
         """Return how long the observed thread has stood in a run queue so far, ns; 0 unknown.
 
-        One read of an open file of /proc, 0.9 µs.
+        One read of an open file of /proc, 1 µs with warm caches and 4 with cold ones: not where the
+        thread has hardly left the CPU since the last one.
         """
-        if self._queue_file < 0:
-            return 0.0
+        if now - cpu - self._off_cpu < _QUEUED_MIN_NS or self._queue_file < 0:
+            return self._queued_ns
         try:
-            return float(os.pread(self._queue_file, 64, 0).split()[1])
+            self._queued_ns = int(os.pread(self._queue_file, 64, 0).split()[1])
+            self._off_cpu = now - cpu
         except Exception:
             self._queue_file = -1
-            return 0.0
+            self._queued_ns = 0
+        return self._queued_ns
 
     # -- phases -------------------------------------------------------------------------------
 
@@ -311,22 +324,26 @@ class Recorder:
             )
         return found
 
+    # What follows runs in the training loop, between kernels that have emptied the caches: every
+    # call costs a microsecond or more there, so little is called.
+
     def open(self, kind: int, name: str, flags: int = 0, attributes: str = "") -> int:
         """Open a phase on the observed thread and return its id; 0 where nothing is recorded."""
-        if (self.writer is None and not self.start()) or threading.get_ident() != self.thread:
+        if (self.writer is None and not self.start()) or _get_ident() != self.thread:
             return 0
         writer = self.writer
         assert writer is not None  # noqa: S101 - just checked
-        template = self.template(kind, name, flags, attributes)
+        template = self._templates.get((kind, name, flags, attributes))
+        if template is None:
+            template = self.template(kind, name, flags, attributes)
         cpu = _cpu_clock()
         now = _clock()
         if not self._step_span:
-            self._open_step(now)
-        parent = self._stack[-1][0] if self._stack else self._step_span
-        span = writer.open(template, now, self.step, parent)
-        writer.remember(span, template, self.step, parent)
-        self._stack.append((span, template, now, cpu))
-        writer.set_phase(span)
+            self._open_step(now, cpu)
+        stack = self._stack
+        parent = stack[-1][0] if stack else self._step_span
+        span = writer.begin(template, now, self.step, parent)
+        stack.append((span, template, now, cpu, parent))
         if self._late_spans is not None:
             self._late_spans.append((span, parent))
         return span
@@ -338,33 +355,34 @@ class Recorder:
             return
         now = _clock()
         cpu = _cpu_clock()
-        # A system call between two phases costs 10 µs with cold caches; a high-water mark can wait.
+        # A system call between two phases costs 3 µs with cold caches; a high-water mark can wait.
         sampled = self.step < _RSS_EVERY or self.step % _RSS_EVERY == 0
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 if sampled else -1
-        queued = self._queued()
+        queued = self._queued(now, cpu)
         stack = self._stack
         while stack:
-            top, template, start, started_cpu = stack.pop()
-            kind = template[0] | template[1] << 8
+            top, template, start, started, parent = stack.pop()
+            kind = template[0]
             mark = flags if top == span else flags | ring.FLAG_FAILED
             if mark:
                 writer.set_kind(top, kind, (template[2] | template[3] << 8) | mark)
-            writer.set_values(top, peak_rss_bytes=peak, value_a=queued)
-            writer.close(top, start, now, cpu - started_cpu)
-            writer.forget(top)
-            count = self._counts.get(kind)
-            if count is None:
-                count = self._counts[kind] = [0, 0]
-            count[0] += 1
+            phase = stack[-1][0] if stack else self._step_span
+            if not writer.end(top, kind, start, now, cpu - started, peak, queued, 0.0, phase):
+                writer.remember(top, template, self.step, parent)
+                writer.set_values(top, peak_rss_bytes=peak, value_a=queued)
+                writer.close(top, start, now, cpu - started)
             if top == span:
                 break
-        writer.set_phase(stack[-1][0] if stack else self._step_span)
+        self._ended = (now, cpu)
         if self._ending and not stack:
-            self._end_step(now)
+            self._end_step(now, cpu)
 
     def inside(self, kind: int) -> bool:
         """Say whether a phase of this kind is open."""
-        return any(entry[1][0] == kind for entry in self._stack)
+        for entry in self._stack:  # noqa: SIM110 - mostly empty, and a generator costs
+            if entry[1][0] == kind:
+                return True
+        return False
 
     def add_closed(
         self, kind: int, name: str, start_ns: int, end_ns: int, attributes: str = ""
@@ -378,13 +396,12 @@ class Recorder:
         step = self.step if self._step_span or self.step < 0 else self.step + 1
         span = writer.open(self.template(kind, name, 0, attributes), start_ns, step, parent)
         writer.close(span, start_ns, end_ns, -1)
-        self._counts.setdefault(kind, [0, 0])[0] += 1
+        writer.count(kind, 0)
 
     def count(self, kind: int, bytes_: int) -> None:
         """Count a span written past ``close``, such as a collective."""
-        entry = self._counts.setdefault(kind, [0, 0])
-        entry[0] += 1
-        entry[1] += bytes_
+        if self.writer is not None:
+            self.writer.count(kind, bytes_)
 
     @property
     def parent(self) -> int:
@@ -393,69 +410,65 @@ class Recorder:
 
     # -- steps --------------------------------------------------------------------------------
 
-    def _open_step(self, now: int) -> None:
+    def _open_step(self, now: int, cpu: int) -> None:
         writer = self.writer
         assert writer is not None  # noqa: S101 - callers started the ring
         self.step += 1
-        self._step_start = self._next_start or now
-        self._step_cpu = _cpu_clock()
-        self.step_starts.append((self.step, self._step_start))
-        template = self.template(_STEP, "step")
-        self._step_span = writer.open(template, self._step_start, self.step, 0)
-        writer.remember(self._step_span, template, self.step, 0)
+        self._step_start = start = self._next_start or now
+        self._step_cpu = cpu
+        self.step_starts.append((self.step, start))
+        self._step_span = writer.begin(self.template(_STEP, "step"), start, self.step, 0)
         self.tokens = self.flops = 0.0
-        writer.set_now(
-            step=self.step, phase=self._step_span, main_thread=self.native_thread, alive_ns=now
-        )
+        self._note(self.step, now)
 
-    def _close_step(self, end: int, *, complete: bool) -> None:
+    def _close_step(self, end: int, cpu: int, *, complete: bool) -> None:
         writer = self.writer
         assert writer is not None  # noqa: S101 - callers started the ring
-        span = self._step_span
+        span, start, used = self._step_span, self._step_start, cpu - self._step_cpu
         if not complete:
             writer.set_kind(span, _STEP, ring.FLAG_INCOMPLETE)
-        writer.set_values(
-            span,
-            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
-            value_a=self.tokens,
-            value_b=self.flops,
-        )
-        writer.close(span, self._step_start, end, _cpu_clock() - self._step_cpu)
-        writer.forget(span)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        kind = _STEP if complete else 0
+        if not writer.end(span, kind, start, end, used, peak, self.tokens, self.flops, 0):
+            flags = 0 if complete else ring.FLAG_INCOMPLETE
+            writer.remember(span, self.template(_STEP, "step", flags), self.step, 0)
+            writer.set_values(span, peak_rss_bytes=peak, value_a=self.tokens, value_b=self.flops)
+            writer.close(span, start, end, used)
         self._step_span = 0
         self._next_start = end
-        if complete:
-            self._counts.setdefault(_STEP, [0, 0])[0] += 1
         self._flush(end)
 
     def _flush(self, now: int) -> None:
         writer = self.writer
         assert writer is not None  # noqa: S101 - callers started the ring
-        for kind, (count, bytes_) in self._counts.items():
-            writer.set_count(kind, count, bytes_)
         writer.set_head()
         # Between two steps the next step's number stands: what comes now belongs to it.
-        writer.set_now(
-            step=self.step if self._step_span else self.step + 1,
-            phase=self._step_span,
-            main_thread=self.native_thread,
-            alive_ns=now,
-        )
+        self._note(self.step if self._step_span else self.step + 1, now)
         if now - self._anchored > _ANCHOR_EVERY_NS:
             self._anchored = now
             writer.set_anchor(*_anchor())
 
+    def _note(self, step: int, now: int) -> None:
+        """Write what native code copies into its records, and that we live."""
+        assert self.writer is not None  # noqa: S101 - callers started the ring
+        self.writer.set_now(
+            step=step, phase=self._step_span, main_thread=self.native_thread, alive_ns=now
+        )
+
     def update_begins(self, optimizer: Any) -> None:
         """Note that an optimizer starts its update."""
         key = id(optimizer)
-        if any(key == known for known, _ in self._nesting):  # the last one ended by an exception
+        nesting = self._nesting
+        if nesting and any(
+            key == known for known, _ in nesting
+        ):  # the last one ended by an exception
             self._nesting.clear()
-        if not self._nesting and key in self._stepped:
+        if not nesting and key in self._stepped:
             # Again before all the others: the step was over after the update before.
             self._split_step()
         span = self.open(_KIND["optimizer"], type(optimizer).__name__)
         if span:
-            self._nesting.append((key, span))
+            nesting.append((key, span))
 
     def update_ends(self, optimizer: Any) -> None:
         """Note that an optimizer ended its update; the last one ends the step."""
@@ -472,26 +485,27 @@ class Recorder:
             return
         if not self._expected:
             self._expected = {id(o) for o in self.optimizers if getattr(o, "param_groups", None)}
-        self._updated_at = _clock()
+        self._updated_at, self._updated_cpu = self._ended
         if self._stepped < self._expected or not self._step_span:
             self._late_spans = []
         elif self._stack:
             self._ending = True  # an update inside a backward ends the step with the backward
         else:
-            self._end_step(self._updated_at)
+            self._end_step(self._updated_at, self._updated_cpu)
 
-    def _end_step(self, end: int) -> None:
+    def _end_step(self, end: int, cpu: int) -> None:
         self._expected, self._stepped = self._stepped, set()
         self._late_spans, self._ending = None, False
-        self._close_step(end, complete=True)
+        self._close_step(end, cpu, complete=True)
 
     def _split_step(self) -> None:
         writer = self.writer
         if writer is None or not self._step_span or self._stack:
             return
         before, late = self._step_span, self._late_spans or []
-        self._close_step(self._updated_at, complete=True)
-        self._open_step(self._updated_at)
+        cpu = self._updated_cpu
+        self._close_step(self._updated_at, cpu, complete=True)
+        self._open_step(self._updated_at, cpu)
         self._expected, self._stepped, self._late_spans = self._stepped, set(), None
         for span, parent in late:
             writer.set_step(span, self.step, self._step_span if parent == before else parent)
