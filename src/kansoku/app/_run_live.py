@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kansoku.app._late_rank import late_rank
 from kansoku.catalog.accelerators import accelerators
 from kansoku.formats.run_directory import RECORD
 from kansoku.model import ring
@@ -16,10 +17,6 @@ from kansoku.model import ring
 __all__ = ["LiveLine", "RankNow"]
 
 _WINDOW_NS = 10_000_000_000
-_STANDS_OUT = 0.5
-"""A rank that waits for less than half as long as its peers is named."""
-_MIN_WAIT_RATIO = 0.05
-"""…where the peers wait for at least this part of the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,20 +65,9 @@ def describe(ranks: list[RankNow], peak: Mapping[str, Any]) -> str | None:
     total = _peak_of(timed, peak)
     if flops and total:
         parts.append(f"MFU {100 * flops / total:.1f} %")
-    slowest = slowest_rank(timed)
+    slowest = late_rank({rank.rank: rank.wait_ratio for rank in timed})
     parts.append(f"slowest rank {slowest}" if slowest is not None else "no rank stands out")
     return " · ".join(parts)
-
-
-def slowest_rank(ranks: list[RankNow]) -> int | None:
-    """Return the rank that the others wait for: it waits much less than they do."""
-    if len(ranks) < 2:
-        return None
-    ordered = sorted(ranks, key=lambda rank: rank.wait_ratio)
-    others = float(np.median([rank.wait_ratio for rank in ordered[1:]]))
-    if others >= _MIN_WAIT_RATIO and ordered[0].wait_ratio < _STANDS_OUT * others:
-        return ordered[0].rank
-    return None
 
 
 def _peak_of(ranks: list[RankNow], peak: Mapping[str, Any]) -> float | None:

@@ -1,13 +1,16 @@
 """The black box: killed ranks, hangs, a killed drain, a ring far smaller than the run."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import polars as pl
 import psutil
 import pytest
-from tests.labs.training import end_cases, observed_environment, run_cases, start_cases
+from tests.labs.training import ROOT, end_cases, observed_environment, run_cases, start_cases
 
 from kansoku.capture.payload.drain import Drain
 from kansoku.formats.run_directory import read_run
@@ -80,6 +83,38 @@ def test_after_kill_9_the_same_is_still_there(hanging):
     assert [p.step for p in dead.processes] == [3, 3]
 
 
+def test_the_report_command_names_what_each_was_in_and_who_is_waited_for(hanging):
+    folder, alive, _ = hanging
+    answers = []
+
+    def are_gone():  # their parent may not have taken notice yet
+        done = subprocess.run(
+            [sys.executable, "-m", "kansoku", "report", str(folder / "rings" / "hang"), "--json"],
+            capture_output=True, text=True, check=False, timeout=240, cwd=ROOT,
+        )  # fmt: skip
+        answers.append(json.loads(done.stdout)["job"])
+        return {state["process"] for state in answers[-1]["last_states"]} == {"gone"}
+
+    wait_until(are_gone)
+    job = answers[-1]
+    entered = alive.spans.filter(pl.col("bytes") == 28).to_dicts()
+    waits = next(row for row in entered if row["rank"] == 0 and row["duration_ns"] is None)
+    states = {state["rank"]: state for state in job["last_states"]}
+    assert set(states) == {0, 1}
+    assert (states[0]["in"], states[0]["name"]) == ("collective", "all_reduce")
+    assert (states[0]["sequence"], states[0]["since_ns"]) == (waits["sequence"], waits["start_ns"])
+    assert [state["step"] for state in states.values()] == [3, 3]
+    assert job["waiting"] == [
+        {
+            "group": "0",
+            "op": "all_reduce",
+            "sequence": waits["sequence"],
+            "waiting": [0],
+            "missing": [1],
+        }
+    ]
+
+
 def test_the_drain_keeps_it_after_the_rings_are_gone(hanging, tmp_path):
     folder, alive, _ = hanging
     drain = Drain(str(folder / "rings" / "hang"), str(tmp_path))
@@ -114,8 +149,6 @@ def test_5000_steps_through_a_small_ring_count_exactly(tmp_path):
         process.wait()
     while drain.copies:
         drain.poll()
-    import json
-
     data = read_run(out)
     assert [p.lost for p in data.processes] == [0, 0]
     for rank in range(2):
