@@ -1,4 +1,4 @@
-"""Trainings to be watched from outside: two ranks over Gloo, forked after one import.
+"""Trainings to be watched from outside: ranks over Gloo, forked after one import.
 
 For each line ``CASE STEPS FOLDER`` on stdin it forks the ranks and prints their pids, later their exit
 codes. Each rank waits for ``FOLDER/go`` before it joins the process group: so an observer can be
@@ -9,6 +9,7 @@ there before. With STEPS 0 they train until ``FOLDER/stop`` is there. What each 
 import atexit
 import gc
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -19,9 +20,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader
 
-RANKS = 2
+RANKS = {"mesh": 4}  # otherwise two
+PIPELINES = {
+    "pipeline": ("Schedule1F1B", 1),
+    "gpipe": ("ScheduleGPipe", 1),
+    "interleaved": ("ScheduleInterleaved1F1B", 2),
+}
+"""Case → schedule, stages a rank."""
 
 
 def wait_for(path):
@@ -42,7 +50,56 @@ def model(case):
 
         fully_shard(made[0])
         fully_shard(made)
+    elif case == "tensor":
+        parallelize(made, init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)))
+    elif case == "mesh":
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        parallelize(made, mesh["tp"])
+        fully_shard(made, mesh=mesh["dp"])
     return made
+
+
+def parallelize(model, mesh):
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
+def train_pipeline(case, rank, steps):
+    """Two stages, four micro-batches; 1F1B, GPipe, or two stages a rank by turns."""
+    from torch.distributed import pipelining
+
+    torch.manual_seed(1)
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))
+    name, parts = PIPELINES[case]
+    stages = [
+        pipelining.PipelineStage(
+            nn.Linear(64, 64),
+            rank + 2 * i,
+            2 * parts,
+            torch.device("cpu"),
+            group=mesh.get_group("pp"),
+        )
+        for i in range(parts)
+    ]
+    schedule = getattr(pipelining, name)(
+        stages if parts > 1 else stages[0],
+        4,
+        loss_fn=lambda out, target: (out - target).pow(2).mean(),
+    )
+    weights = [weight for stage in stages for weight in stage.submod.parameters()]
+    optimizer = torch.optim.SGD(weights, lr=0.01)
+    for x in itertools.islice(DataLoader(torch.randn(200_000, 64), batch_size=16), steps):
+        schedule.step(x) if rank == 0 else schedule.step(target=x)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [weights[0].sum().item().hex()]
 
 
 def train(case, rank, steps, folder):
@@ -80,9 +137,15 @@ def rank_main(case, rank, steps, folder):
     torch.set_num_threads(1)
     wait_for(folder / "go")
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=RANKS.get(case, 2),
     )
-    losses = train(case, rank, steps, folder)
+    if case in PIPELINES:
+        losses = train_pipeline(case, rank, steps)
+    else:
+        losses = train(case, rank, steps, folder)
     (folder / f"{rank}.json").write_text(json.dumps({"losses": losses}))
     dist.destroy_process_group()
 
@@ -92,7 +155,7 @@ def fork_ranks(case, steps, folder):
     os.environ["KANSOKU_RUN_ID"] = folder.name
     sys.stdout.flush()
     pids = []
-    for rank in range(RANKS):
+    for rank in range(RANKS.get(case, 2)):
         pid = os.fork()
         if pid == 0:
             code = 1
@@ -110,7 +173,12 @@ def fork_ranks(case, steps, folder):
 
 
 def main():
-    for name in ("torch._dynamo", "torch.distributed.fsdp"):
+    for name in (
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+        "torch.distributed.pipelining",
+        "torch.distributed.tensor.parallel",
+    ):
         importlib.import_module(name)
     gc.freeze()
     print("ready", flush=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kansoku.capture.attach import BpfError, Observer, Process, descendants
+from kansoku.capture.attach.probes import library_of
 from kansoku.capture.attach.slurm import cgroup_job, parse_listpids
 from kansoku.capture.payload.drain import Drain
 from kansoku.errors import InputError, PlatformError
@@ -369,6 +370,9 @@ class _Session:
                     "exit_code": watched.exit_code,
                 }
                 for watched in self.observer.watched.values()
+                # A compiler or shell below a rank is watched for what it may load; it is no rank.
+                if watched.pid in self.roots
+                or any(library_of(n) != "libc" for n in watched.attached)
             ),
             events=self.observer.events,
             dropped=self.observer.dropped,

@@ -27,7 +27,8 @@ _FORWARD, _BACKWARD, _EVALUATION = _KIND["forward"], _KIND["backward"], _KIND["e
 _OPTIMIZER, _DATA = _KIND["optimizer"], _KIND["data_wait"]
 _OPTIMIZER_MARK = re.compile(r"Optimizer\.step#(.*)\.step$")
 _DATA_MARK = re.compile(r"enumerate\(DataLoader\)#")
-_PIPELINE_MARK = re.compile(r"(Forward|Backward) \d+$")
+# GPipe's schedule; the schedules of many stages a rank. Backwards are seen as such anyway.
+_PIPELINE_MARK = re.compile(r"Forward \d+$|PP:\d+F\d+$")
 _MAX_WORKS = 100_000
 _MAX_MARKS = 256
 _SAME_CALL_NS = 1_000_000
@@ -316,12 +317,9 @@ class Book:
             if phase is not None:
                 phase.trains = False
             return phase
-        found = _PIPELINE_MARK.match(text)
-        if found:
-            if found[1] == "Forward":
-                self._forward_seen = True
-                return self._begin(_FORWARD, text, call)
-            return self._begin(_BACKWARD, text, call)
+        if _PIPELINE_MARK.match(text):
+            self._forward_seen = True
+            return self._begin(_FORWARD, "micro-batch", call)
         if text == "FSDP::root_pre_forward" and call.thread == self._main and not self._stack:
             self._boundary = call.time_ns
         return None
