@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,8 @@ from typing import Any
 import polars as pl
 
 from kansoku.app.diagnose._answer import incident_json
-from kansoku.app.diagnose._runs import observe_run
+from kansoku.app.diagnose._runs import observe_dumps, observe_run
+from kansoku.diagnose.edge.dumps import fetch_dump
 from kansoku.diagnose.edge.publish import alerts, post_json, webhook_body
 from kansoku.diagnose.live import Change, Detector, LivePolicy
 from kansoku.diagnose.observation import Observation
@@ -50,7 +52,7 @@ class WatchSettings:
     ring_folder: Path | None = Path("/dev/shm/kansoku")  # noqa: S108 - the rings' documented home
     """Where runs of this machine are looked at from outside when they hang; None: not at all."""
     collections: Path | None = None
-    """Where the stacks collected from outside are kept."""
+    """Where the dumps and stacks collected from outside are kept."""
 
 
 def incident_rows(changes: Sequence[Change]) -> pl.DataFrame:
@@ -97,14 +99,19 @@ def _py_spy(pid: int) -> str | None:
 
 
 def collect_run(run: str, ring_folder: Path, *, keep: Path | None = None) -> list[Observation]:
-    """Look at a run of this machine from outside: its rings and its processes' stacks.
+    """Look at a run of this machine from outside: rings, Flight Recorders, stacks.
 
     Raises InputError where the run is not here.
     """
     path = ring_folder / run
     seen, _, nodes = observe_run(path)
+    processes = read_run(path).processes[:_STACKS_AT_ONCE]
+    with tempfile.TemporaryDirectory() as passing:
+        folder = keep or Path(passing)
+        dumps = [d for p in processes if (d := fetch_dump(p.pid, p.rank, folder)) is not None]
+        seen += observe_dumps(dumps)[0] if dumps else []
     stacks: list[Stack] = []
-    for process in read_run(path).processes[:_STACKS_AT_ONCE]:
+    for process in processes:
         text = _py_spy(process.pid) if Path(f"/proc/{process.pid}").exists() else None
         if text is None:
             continue
