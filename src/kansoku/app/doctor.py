@@ -58,7 +58,7 @@ def doctor_answer(checks: Sequence[Check]) -> tuple[dict[str, Any], View]:
     broken = [c for c in checks if c.state == "broken"]
     counts = {state: sum(c.state == state for c in checks) for state in _TONES}
     answer = {
-        "version": 1,
+        "schema": "kansoku.doctor/1",
         "verdict": "found" if broken else "none",
         "reason": f"{len(broken)} of {len(checks)} checks are broken",
         "counts": counts,

@@ -136,7 +136,7 @@ def test_the_command_and_its_json():
     )  # fmt: skip
     answer = json.loads(done.stdout)
     assert done.returncode == (1 if answer["verdict"] == "found" else 0)
-    assert answer["version"] == 1
+    assert answer["schema"] == "kansoku.doctor/1"
     assert sum(answer["counts"].values()) == len(answer["checks"])
     for check in answer["checks"]:
         assert set(check) == {"name", "area", "state", "found", "remedy", "enables"}
