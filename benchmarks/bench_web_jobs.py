@@ -2,8 +2,9 @@
 
 Both are opened in headless Chromium from a running server, whose store holds the runs' folders.
 Opened a second time, so that the run is read; the first view then counts from navigation until
-everything is drawn. Frames are the distances of animation frames while the wheel turns. The named
-peer is BokehJS drawing as many bars, and as many cells as an image, from a self-contained file.
+the canvas is drawn, the whole page until the curves are drawn as well. Frames are the distances
+of animation frames while the wheel turns. The named peer is BokehJS drawing as many bars, and as
+many cells as an image, from a self-contained file.
 """
 
 import statistics
@@ -82,6 +83,10 @@ def run() -> list[Row]:
                 httpx.get(served.url + path, timeout=120)
                 read = time.perf_counter() - began
                 views, gaps = _measure(chromium, served.url + path, ".plot canvas", times=3)
+                whole = statistics.median(
+                    _opened(chromium, served.url + path, notches=0, selector="", when="__whole")[0]
+                    for _ in range(3)
+                )
                 peer, peer_gaps = _opened(chromium, peers[name], notches=12, selector=".bk-events")
                 p95 = statistics.quantiles(gaps, n=20)[-1]
                 middle = statistics.median(gaps)
@@ -90,7 +95,10 @@ def run() -> list[Row]:
                     Row(what=f"{name}, {size}: read and answer first", measured=read, unit="s",
                         target=""),
                     Row(what=f"{name}, {size}: first view", measured=statistics.median(views),
-                        unit="s", target="", peer=f"BokehJS {peer:.2f} s"),
+                        unit="s", target="≤ 0.5", peer=f"BokehJS {peer:.2f} s",
+                        met=statistics.median(views) <= 0.5),
+                    Row(what=f"{name}, {size}: the whole page", measured=whole, unit="s",
+                        target=""),
                     Row(what=f"{name}, {size}: median frame", measured=middle, unit="ms",
                         target="≤ 17", peer=f"BokehJS {theirs:.1f} ms", met=middle <= 17.0),
                     Row(what=f"{name}, {size}: 95th percentile", measured=p95, unit="ms",

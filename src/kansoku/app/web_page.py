@@ -24,6 +24,7 @@ __all__ = [
     "Choice",
     "Choices",
     "Columns",
+    "File",
     "Grid",
     "GridCell",
     "Missing",
@@ -33,6 +34,7 @@ __all__ = [
     "Remote",
     "Screen",
     "ScreenBlock",
+    "Trace",
     "parse_query",
     "table_json",
 ]
@@ -69,6 +71,26 @@ class Remote:
     """How to read it."""
     height: int = 0
     """Pixels; 0 leaves it to the canvas."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """Bytes to keep or to hand to another program: ``<page>/files/<name>``."""
+
+    name: str
+    """As a reader would keep it."""
+    kind: str
+    """Media type."""
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A Perfetto trace that the page offers: to open in Perfetto's own pages, or to keep."""
+
+    name: str
+    """Of the page's files."""
+    note: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +164,7 @@ class Missing:
     command: str | None = None
 
 
-ScreenBlock = Block | Remote | Choices | Cards | Grid | Missing
+ScreenBlock = Block | Remote | Choices | Cards | Grid | Missing | Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +180,6 @@ class Screen:
     live: Sequence[str] = ()
     """Tables whose fresh rows make this page fetch itself again; none for what is over."""
     template: str = "page.html"
-    modules: Sequence[str] = ()
-    """Further scripts of ``static`` that the template needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +208,7 @@ class Page:
     columns: Mapping[str, Callable[[Reading, Mapping[str, str]], Columns]] = field(
         default_factory=dict
     )
+    files: Mapping[str, Callable[[Reading, Mapping[str, str]], File]] = field(default_factory=dict)
     parameters: Sequence[Parameter] = ()
     navigation: int | None = None
     """Place in the menu; None for pages that others lead to."""

@@ -40,50 +40,51 @@ def _schema(one: Parameter) -> dict[str, Any]:
 
 
 def page_paths(errors: dict[str, Any]) -> dict[str, Any]:
-    """Return OpenAPI paths of every page's JSON twin and columns."""
-    problem = next(iter(errors.values()))
+    """Return OpenAPI paths of every page's JSON twin, columns and files."""
     paths: dict[str, Any] = {}
     for page in web_pages():
-        parameters = [
-            {
-                "name": one.name,
-                "in": "path" if one.in_path else "query",
-                "required": one.in_path,
-                "schema": _schema(one),
-                "description": one.meaning,
-            }
-            for one in page.parameters
-        ]
         path = "/api/v1/pages" + re.sub(r"\{(\w+):path\}", r"{\1}", page.path)
-        paths[path] = {
-            "get": {
-                "summary": f"What the page {page.title} shows.",
-                "parameters": parameters,
-                "responses": {
-                    "200": {
-                        "description": "The page's figures.",
-                        "content": {"application/json": {"schema": {"type": "object"}}},
-                    },
-                    **errors,
-                    "404": problem,
-                },
-            }
-        }
-        for name in page.columns:
-            paths[f"{path}/columns/{name}"] = {
+        parameters = [_parameter(one) for one in page.parameters]
+
+        def get(
+            summary: str, answer: str, kind: str, schema: dict[str, str],
+            parameters: list[dict[str, Any]] = parameters,
+        ) -> dict[str, Any]:  # fmt: skip
+            ok = {"description": answer, "content": {kind: {"schema": schema}}}
+            problem = next(iter(errors.values()))
+            return {
                 "get": {
-                    "summary": f"Columns {name} of the page {page.title} as raw arrays.",
+                    "summary": summary,
                     "parameters": parameters,
-                    "responses": {
-                        "200": {
-                            "description": "KCOL, a JSON header, little-endian arrays.",
-                            "content": {
-                                COLUMNS_TYPE: {"schema": {"type": "string", "format": "binary"}}
-                            },
-                        },
-                        **errors,
-                        "404": problem,
-                    },
+                    "responses": {"200": ok, **errors, "404": problem},
                 }
             }
+
+        paths[path] = get(
+            f"What the page {page.title} shows.", "The page's figures.", "application/json",
+            {"type": "object"},
+        )  # fmt: skip
+        for name in page.columns:
+            paths[f"{path}/columns/{name}"] = get(
+                f"Columns {name} of the page {page.title} as raw arrays.",
+                "KCOL, a JSON header, little-endian arrays.", COLUMNS_TYPE, _BINARY,
+            )  # fmt: skip
+        for name in page.files:
+            paths[f"{path}/files/{name}"] = get(
+                f"The {name} of the page {page.title} as a file.",
+                "The file.", "application/octet-stream", _BINARY,
+            )  # fmt: skip
     return paths
+
+
+_BINARY = {"type": "string", "format": "binary"}
+
+
+def _parameter(one: Parameter) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "in": "path" if one.in_path else "query",
+        "required": one.in_path,
+        "schema": _schema(one),
+        "description": one.meaning,
+    }

@@ -1,7 +1,7 @@
 """What one reader of the web pages may ask of the store: the API's own rules, in one object."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ class Reading:
     """The cluster file the server was given."""
     memory: Memory = field(default_factory=Memory)
     """What was computed a moment ago; keys must not let one reader see another's."""
+    asked: dict[Hashable, Any] = field(default_factory=dict)
+    """Answers within one request, which asks for the same run more than once."""
 
     @property
     def folder(self) -> Path:

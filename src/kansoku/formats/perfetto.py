@@ -16,7 +16,7 @@ __all__ = ["write_perfetto"]
 _SEQUENCE = 1
 _INCREMENTAL_STATE_CLEARED, _NEEDS_INCREMENTAL_STATE = 1, 2
 _BEGIN, _END = 1, 2
-_REALTIME_CLOCK = 1
+_REALTIME_CLOCK, _BOOT_CLOCK = 1, 6
 _VARINT, _BYTES = 0, 2
 
 
@@ -91,7 +91,15 @@ def _of(lanes: Iterable[_Lane], process: tuple[str, int]) -> list[_Lane]:
 
 
 def _head(labels: dict[tuple[str, str], int]) -> bytes:
-    """Return the first packet: names and categories by number, the clock of all stamps."""
+    """Return the first packets: the clock of all stamps, names and categories by number.
+
+    Perfetto's own time is that since boot: without a snapshot that ties Unix time to it, it drops
+    every slice. The two are called equal, so that its pages show Unix time.
+    """
+    clocks = b"".join(
+        _data(1, _number(1, clock) + _number(2, 1)) for clock in (_REALTIME_CLOCK, _BOOT_CLOCK)
+    )
+    snapshot = _packet(_data(6, clocks + _number(2, _REALTIME_CLOCK)))
     categories: dict[str, int] = {}
     interned = b""
     for (category, name), number in labels.items():
@@ -100,7 +108,7 @@ def _head(labels: dict[tuple[str, str], int]) -> bytes:
     for category, number in categories.items():
         interned += _data(1, _number(1, number) + _text(2, category))
     defaults = _number(58, _REALTIME_CLOCK)
-    return _packet(
+    return snapshot + _packet(
         _number(13, _INCREMENTAL_STATE_CLEARED) + _data(59, defaults) + _data(12, interned)
     )
 

@@ -1,24 +1,29 @@
 """Screens to HTML: one template for every page, one macro for every kind of block."""
 
+import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import orjson
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from kansoku import __version__
 from kansoku.app.serve.access import Principal
+from kansoku.app.web_memory import Memory
 from kansoku.app.web_page import Columns, Page, Screen
 from kansoku.errors import KansokuError
 from kansoku.view import Series
 from kansoku.view.html import series_item
 from kansoku.web._language import translate
+from kansoku.web._perfetto import PERFETTO_PATH, perfetto_folder
 from kansoku.web._settings import Settings, security_headers
-from kansoku.web._static import static_version
+from kansoku.web._static import bokeh_address, static_version
 
 __all__ = ["Drawer", "in_language"]
 
@@ -55,6 +60,8 @@ def rich(text: object, language: str) -> Markup:
     """Return a text translated and escaped, UTC stamps as times and subjects as links."""
     parts: list[str] = []
     shown = str(escape(translate(str(text), language)))
+    if ":" not in shown:  # neither a stamp nor a subject: most cells of most tables
+        return Markup(shown)  # noqa: S704 - escaped above
 
     def stamped(match: re.Match[str]) -> str:
         return f'<time datetime="{match[1]}">{match[1]}</time>'
@@ -83,7 +90,7 @@ class Drawer:
 
     def __init__(self, pages: Sequence[Page]) -> None:
         """Load templates; ``pages`` make the menu."""
-        self._pages = pages
+        self._curves = Memory(most_bytes=4 << 20)
         self._menu = sorted(
             (p for p in pages if p.navigation is not None), key=lambda p: p.navigation or 0
         )
@@ -95,6 +102,7 @@ class Drawer:
             lstrip_blocks=True,
         )
         self._environment.filters["cell"] = _cell
+        self._environment.globals["names"] = frozenset({"name", "user", "account", "partition"})
         self._environment.filters["kind"] = lambda block: type(block).__name__
         self._environment.filters["address"] = lambda text: quote(str(text), safe="")
 
@@ -137,10 +145,7 @@ class Drawer:
         suffix = f"?{urlencode(query)}" if query else ""
         figures = [block for block in screen.blocks if isinstance(block, Series)]
         language = settings.language
-        curves = {
-            id(block): _script_json(series_item(block, say=lambda t: translate(t, language)))
-            for block in figures
-        }
+        curves = {id(block): self._curve(block, language) for block in figures}
         template = self._environment.get_template(screen.template)
         text = template.render(
             **self._common(settings, principal, page.path),
@@ -149,12 +154,25 @@ class Drawer:
             values=values,
             twin=f"/api/v1/pages{path}{suffix}",
             columns=lambda name: f"/api/v1/pages{path}/columns/{name}{suffix}",
+            file=lambda name: f"/api/v1/pages{path}/files/{name}{suffix}",
+            perfetto=PERFETTO_PATH if perfetto_folder() is not None else None,
             curves=curves,
             has_curves=bool(curves),
+            bokeh=bokeh_address(),
             number_of=id,
             rows_of_series=_series_rows,
         )
         return text, security_headers(curves=bool(curves))
+
+    def _curve(self, block: Series, language: str) -> Markup:
+        """Return a figure's JSON, kept: Bokeh takes a tenth of a second to build one."""
+        key = (language, hashlib.sha256(orjson.dumps(block, default=str)).digest())
+
+        def make(_: Markup | None) -> tuple[Markup, int]:
+            made = _script_json(series_item(block, say=lambda t: translate(t, language)))
+            return made, len(made)
+
+        return self._curves.get(key, math.inf, make)
 
     def error(
         self, status: int, error: KansokuError, settings: Settings, principal: Principal | None

@@ -3,8 +3,8 @@
 ``texts/ja/*.toml`` hold ``"English" = "日本語"`` lines; every file of the folder is read. A text
 with figures in it ("12 of 100 nodes idle") is found by its pattern ("{} of {} nodes idle") and its
 parts are put in order into the Japanese one (``{0}`` and so on change the order). ``{#}`` stands
-for a number only, for texts so short that they would match others. What has no entry stays
-English.
+for a number only, for texts so short that they would match others, ``{=}`` for a name of someone's
+own, which stays as it is. What has no entry stays English.
 """
 
 import re
@@ -14,7 +14,8 @@ from importlib import resources
 
 __all__ = ["languages_texts", "translate"]
 
-_PLACE = re.compile(r"(\{#?\})")
+_PLACE = re.compile(r"(\{[#=]?\})")
+_ANY = {"{}": "(.+?)", "{=}": "(.+?)", "{#}": r"([\d.,]+)"}
 
 
 @cache
@@ -31,18 +32,20 @@ def languages_texts(language: str) -> dict[str, str]:
 
 
 @cache
-def _patterns(language: str) -> list[tuple[re.Pattern[str], str]]:
-    """Return patterns, the most literal first, so that a loose one does not take its place."""
+def _patterns(language: str) -> list[tuple[re.Pattern[str], str, list[bool]]]:
+    """Return patterns, the most literal first, so that a loose one does not take its place.
+
+    With each its text, and which of its places are translated themselves.
+    """
     found = []
     for english, other in languages_texts(language).items():
         parts = _PLACE.split(english)
         if len(parts) > 1:
-            expression = "".join(
-                {"{}": "(.+?)", "{#}": r"([\d.,]+)"}.get(part, re.escape(part)) for part in parts
-            )
+            expression = "".join(_ANY.get(part, re.escape(part)) for part in parts)
             weight = len(_PLACE.sub("", english))
-            found.append((weight, re.compile(expression, re.DOTALL), other))
-    return [(pattern, other) for _, pattern, other in sorted(found, key=lambda f: -f[0])]
+            spoken = [part != "{=}" for part in parts if part in _ANY]
+            found.append((weight, (re.compile(expression, re.DOTALL), other, spoken)))
+    return [entry for _, entry in sorted(found, key=lambda f: -f[0])]
 
 
 @lru_cache(maxsize=20_000)
@@ -53,9 +56,9 @@ def translate(text: str, language: str) -> str:
     exact = languages_texts(language).get(text)
     if exact is not None:
         return exact
-    for pattern, other in _patterns(language):
+    for pattern, other, spoken in _patterns(language):
         match = pattern.fullmatch(text)
         if match is not None:
-            parts = [translate(part, language) for part in match.groups()]
-            return other.format(*parts)
+            parts = zip(match.groups(), spoken, strict=True)
+            return other.format(*(translate(p, language) if said else p for p, said in parts))
     return text

@@ -2,18 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import orjson
+import polars as pl
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from kansoku.app.serve.access import Access, Principal
+from kansoku.app.serve.events import event_stream
 from kansoku.app.serve.session import COOKIE
 from kansoku.app.web_columns import COLUMNS_TYPE, columns_bytes
 from kansoku.app.web_memory import Memory
@@ -24,15 +26,13 @@ from kansoku.catalog import Cluster
 from kansoku.errors import BusyError, InputError, KansokuError, StoreError
 from kansoku.store import LocalStore
 from kansoku.web._draw import Drawer, in_language
+from kansoku.web._perfetto import PERFETTO_PATH, PerfettoFiles
 from kansoku.web._settings import Settings, security_headers
-from kansoku.web._static import BokehFiles, static_answer, static_version
+from kansoku.web._static import bokeh_answer, static_answer
 
 __all__ = ["routes"]
 
 _TICK_S = 1.0
-_EARLY_S = 0.02
-_MODULES = ("site.js", "columns.js", "stage.js", "heatmap.js", "timeline.js", "tables.js",
-            "times.js", "texts.js", "live.js")  # fmt: skip
 _YEAR_S = 365 * 86400
 
 
@@ -88,7 +88,8 @@ def routes(
         Route("/sign-in", _bind(_sign_in, site), methods=["GET", "POST"]),
         Route("/sign-out", _sign_out, methods=["POST"]),
         Route("/live", _bind(_live, site), methods=["GET"]),
-        Mount("/static/bokeh", BokehFiles()),
+        Route("/static/bokeh/{version}/bokeh.min.js", bokeh_answer, methods=["GET"]),
+        Mount(PERFETTO_PATH, PerfettoFiles()),
         Route("/static/{version}/{name}", static_answer, methods=["GET"]),
         Route("/static/{name}", static_answer, methods=["GET"]),
     ]
@@ -101,6 +102,12 @@ def routes(
                 methods=["GET"],
             )
             for name in page.columns
+        ]
+        found += [
+            Route(
+                f"/api/v1/pages{page.path}/files/{name}", _file(site, page, name), methods=["GET"]
+            )
+            for name in page.files
         ]
     for page in pages:
         found.append(Route(f"/api/v1/pages{page.path}", _twin(site, page), methods=["GET"]))
@@ -156,9 +163,6 @@ class _UnknownError(KansokuError):
 
 
 def _html(site: _Site, page: Page) -> Callable[[Request], Any]:
-    # Pages of one heavy picture and no curves (whose policy differs): headers go first.
-    early = bool(page.columns) and not any(one.in_path for one in page.parameters)
-
     async def handle(request: Request) -> Response:
         settings = Settings.of(request)
         try:
@@ -178,36 +182,11 @@ def _html(site: _Site, page: Page) -> Callable[[Request], Any]:
             text, headers = site.drawer.page(page, screen, values, settings, reading.principal)
             return text, 200, headers
 
-        drawing = asyncio.ensure_future(run_in_threadpool(draw))
-        if early:
-            # What the address asks wrongly is found at once; what takes longer is on its way.
-            await asyncio.wait({drawing}, timeout=_EARLY_S)
-        if early and not drawing.done():
-            return StreamingResponse(
-                _late(drawing),
-                media_type="text/html",
-                headers=security_headers() | {"link": _preloads(page, request)},
-            )
-        text, status, headers = await drawing
+        # All of it before the first byte: what fails while it is drawn still gets its status.
+        text, status, headers = await run_in_threadpool(draw)
         return Response(text, status, headers, media_type="text/html")
 
     return handle
-
-
-async def _late(drawing: "asyncio.Future[tuple[str, int, dict[str, str]]]") -> AsyncIterator[str]:
-    text, _, _ = await drawing
-    yield text
-
-
-def _preloads(page: Page, request: Request) -> str:
-    """Return a Link header: the browser asks for columns and files before the page is drawn."""
-    query = f"?{request.url.query}" if request.url.query else ""
-    columns = [f"/api/v1/pages{page.path}/columns/{name}{query}" for name in page.columns]
-    files = f"/static/{static_version()}"
-    links = [f"<{address}>; rel=preload; as=fetch; crossorigin" for address in columns]
-    links.append(f"<{files}/site.css>; rel=preload; as=style")
-    links += [f"<{files}/{name}>; rel=modulepreload" for name in _MODULES]
-    return ", ".join(links)
 
 
 def _problem(status: int, text: str) -> Response:
@@ -257,6 +236,22 @@ def _columns(site: _Site, page: Page, name: str) -> Callable[[Request], Any]:
     return _guarded(site, page, answer)
 
 
+def _file(site: _Site, page: Page, name: str) -> Callable[[Request], Any]:
+    def answer(reading: Reading, values: Mapping[str, str], _: str) -> Response:
+        file = page.files[name](reading, values)
+        kept = "".join(
+            c if c.isascii() and (c.isalnum() or c in "._-+@") else "_" for c in file.name
+        )
+        headers = {
+            "cache-control": "no-store",
+            "content-disposition": f'attachment; filename="{kept}"',
+            "x-content-type-options": "nosniff",
+        }
+        return Response(file.body, media_type=file.kind, headers=headers)
+
+    return _guarded(site, page, answer)
+
+
 def _error(
     site: _Site, settings: Settings, status: int, error: KansokuError, principal: Principal | None
 ) -> Response:
@@ -290,28 +285,14 @@ async def _live(site: _Site, request: Request) -> Response:
     except KansokuError as error:
         return _problem(_status(error), str(error))
 
-    async def lines() -> AsyncIterator[bytes]:
-        try:
-            yield b"retry: 3000\n\n"
-            while not await request.is_disconnected():
-                item = await run_in_threadpool(listener.get, 5.0)
-                if item is None:
-                    if listener.closed:
-                        return
-                    yield b": still here\n\n"
-                    continue
-                rows = {item[0]: len(item[1])}
-                await asyncio.sleep(_TICK_S)
-                while (more := listener.get(0)) is not None:
-                    rows[more[0]] = rows.get(more[0], 0) + len(more[1])
-                data = orjson.dumps({"rows": rows, "time_ms": site.clock_ns() // 1_000_000})
-                yield b"event: fresh\ndata: " + data + b"\n\n"
-        finally:
-            listener.close()
+    async def tell(table: str, frame: pl.DataFrame) -> dict[str, Any]:
+        rows = {table: len(frame)}
+        await asyncio.sleep(_TICK_S)
+        while (more := listener.get(0)) is not None:
+            rows[more[0]] = rows.get(more[0], 0) + len(more[1])
+        return {"rows": rows, "time_ms": site.clock_ns() // 1_000_000}
 
-    return StreamingResponse(
-        lines(), media_type="text/event-stream", headers={"cache-control": "no-store"}
-    )
+    return event_stream(request, listener, "fresh", tell, retry_ms=3000)
 
 
 # Settings and sign-in

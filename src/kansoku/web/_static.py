@@ -1,22 +1,36 @@
-"""Scripts, styles and pictures of the site, kept in memory: a page asks for a dozen at once."""
+"""Scripts, styles and pictures of the site, kept in memory: a page asks for them all at once."""
 
 import gzip
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from pathlib import Path
-from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.staticfiles import StaticFiles
 
-__all__ = ["BokehFiles", "static_answer", "static_version"]
+__all__ = ["bokeh_address", "bokeh_answer", "linked_scripts", "static_answer", "static_version"]
 
 _FOLDER = Path(__file__).parent / "static"
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _YEAR = "public, max-age=31536000, immutable"
+_SCRIPTS = ("texts", "times", "stage", "columns", "heatmap", "timeline", "tables", "live", "site")
+"""Modules in the order in which they need each other."""
+_IMPORT = re.compile(r"^(?:import .*|export \{.*\});\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=const|function|async)", re.MULTILINE)
+
+
+def linked_scripts(folder: Path = _FOLDER) -> str:
+    """Return all modules as one: nine requests cost a browser more than the scripts themselves.
+
+    Top-level names of the modules must differ; a test holds them to that.
+    """
+    texts = [(folder / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
+    return "\n".join(_EXPORT.sub("", _IMPORT.sub("", text)) for text in texts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,19 +41,23 @@ class _File:
     tag: str
 
 
+def _file(body: bytes, suffix: str) -> _File:
+    return _File(
+        body=body,
+        packed=gzip.compress(body, 6, mtime=0),
+        kind=_TYPES[suffix],
+        tag=f'"{hashlib.sha256(body).hexdigest()[:20]}"',
+    )
+
+
 @cache
 def _files() -> Mapping[str, _File]:
-    found = {}
-    for path in sorted(_FOLDER.iterdir()):
-        if path.suffix in _TYPES:
-            body = path.read_bytes()
-            found[path.name] = _File(
-                body=body,
-                packed=gzip.compress(body, 6, mtime=0),
-                kind=_TYPES[path.suffix],
-                tag=f'"{hashlib.sha256(body).hexdigest()[:20]}"',
-            )
-    return found
+    found = {
+        path.name: _file(path.read_bytes(), path.suffix)
+        for path in sorted(_FOLDER.iterdir())
+        if path.suffix in _TYPES and path.suffix != ".js"
+    }
+    return found | {"site.js": _file(linked_scripts().encode(), ".js")}
 
 
 @cache
@@ -56,7 +74,10 @@ async def static_answer(request: Request) -> Response:
     file = _files().get(request.path_params["name"])
     if file is None:
         return Response("no such file", 404, media_type="text/plain")
-    kept = request.path_params.get("version") == static_version()
+    return _answer(request, file, kept=request.path_params.get("version") == static_version())
+
+
+def _answer(request: Request, file: _File, *, kept: bool) -> Response:
     headers = {
         "cache-control": _YEAR if kept else "no-cache",
         "etag": file.tag,
@@ -71,24 +92,23 @@ async def static_answer(request: Request) -> Response:
     return Response(file.body, media_type=file.kind, headers=headers)
 
 
-class BokehFiles:
-    """BokehJS as the installed package has it; found when first asked for."""
-
-    def __init__(self) -> None:
-        self._app: StaticFiles | None = None
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a file of the package."""
-        if self._app is None:
-            import bokeh
-
-            self._app = _Kept(directory=Path(bokeh.__file__).parent / "server" / "static" / "js")
-        await self._app(scope, receive, send)
+# BokehJS as the installed package has it
 
 
-class _Kept(StaticFiles):
-    def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        response = super().file_response(*args, **kwargs)
-        response.headers["cache-control"] = "public, max-age=86400"
-        response.headers["x-content-type-options"] = "nosniff"
-        return response
+@cache
+def bokeh_address() -> str:
+    """Return the address of BokehJS, with its version."""
+    return f"/static/bokeh/{metadata.version('bokeh')}/bokeh.min.js"
+
+
+@cache
+def _bokeh() -> _File:
+    # Found, not imported: the package takes longer to import than its script to send.
+    path = metadata.distribution("bokeh").locate_file("bokeh/server/static/js/bokeh.min.js")
+    return _file(Path(str(path)).read_bytes(), ".js")
+
+
+async def bokeh_answer(request: Request) -> Response:
+    """Answer with BokehJS; read and packed when first asked for."""
+    kept = request.url.path == bokeh_address()
+    return _answer(request, await run_in_threadpool(_bokeh), kept=kept)

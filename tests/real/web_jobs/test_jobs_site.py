@@ -231,3 +231,28 @@ def test_the_twins_keep_to_their_description(site):
         check()
         tried += 1
     assert tried >= 15
+
+
+def test_a_step_opens_in_perfettos_own_pages(site, show):
+    """The wheel's pages read the step's trace in WebAssembly under their own policy, offline."""
+    server, _, _ = site
+    watched = show(f"{server.url}/runs/slow/steps/5")
+    page = watched.page
+    page.get_by_role("link", name="Open in Perfetto").click()
+    page.wait_for_url("**/perfetto/#!/*url=*")
+    page.wait_for_function("document.body.innerText.includes('rank 9')", timeout=120_000)
+    assert page.title().startswith("slow-step5") or "trace" in page.title()
+    # Nothing left this machine: what its pages ask of other hosts the policy refused.
+    outside = [r for r in watched.requests if not r.startswith((server.url, "data:", "blob:"))]
+    done = page.evaluate(
+        "performance.getEntriesByType('resource').filter((r) => r.transferSize > 0).map((r) => r.name)"
+    )
+    assert [r for r in outside if r in done] == []
+    page.screenshot(path=ARTEFACTS / "perfetto.png")
+    page.close()
+    again = show(f"{server.url}/runs/slow/steps/5").page
+    answer = again.request.get(f"{server.url}/perfetto/")
+    assert "wasm-unsafe-eval" in answer.headers["content-security-policy"]
+    strict = again.request.get(f"{server.url}/runs/slow/steps/5")
+    assert "unsafe" not in strict.headers["content-security-policy"]
+    again.close()

@@ -95,3 +95,27 @@ def test_columns_of_a_timeline_must_have_one_length():
         span_columns(title="t", lanes=["a"], lane=ints, depth=ints, start_ns=longs,
                      duration_ns=np.zeros(3, np.int64), name=ints, kind=ints, mark=ints,
                      names=["n"], kinds=["k"])  # fmt: skip
+
+
+def test_many_cells_travel_in_two_bytes_each_to_a_30th_of_a_colour():
+    rng = np.random.default_rng(7)
+    values = rng.normal(400, 90, (400, 300)).astype(np.float32)
+    values[3, 4] = np.nan
+    block = Heatmap(title="t", row_labels=[""] * 400, column_labels=[""] * 300, values=values,
+                    unit="W", low=0.0, high=700.0)  # fmt: skip
+    header, arrays = decode(columns_bytes(heatmap_columns(block)))
+    code = header["codes"]["high"]
+    assert arrays["high"].dtype == np.uint16
+    back = np.where(arrays["high"] == 65535, np.nan, code["from"] + code["step"] * arrays["high"])
+    assert np.isnan(back[3, 4])
+    assert np.nanmax(np.abs(back - values)) < 700 / 255 / 30
+
+
+def test_values_far_beyond_the_colours_keep_all_their_bits():
+    values = np.zeros((400, 300), np.float32)
+    values[0, 0] = 1e9
+    block = Heatmap(title="t", row_labels=[""] * 400, column_labels=[""] * 300, values=values,
+                    unit="/s", low=0.0, high=10.0)  # fmt: skip
+    header, arrays = decode(columns_bytes(heatmap_columns(block)))
+    assert header["codes"] == {}
+    assert arrays["high"][0, 0] == 1e9

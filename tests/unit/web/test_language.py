@@ -10,7 +10,7 @@ from kansoku.web._language import languages_texts, translate
 
 def test_every_japanese_text_has_the_figures_of_the_english_one():
     for english, japanese in languages_texts("ja").items():
-        wanted = english.count("{}") + english.count("{#}")
+        wanted = sum(english.count(place) for place in ("{}", "{#}", "{=}"))
         found = re.findall(r"\{(\d*)\}", japanese)
         assert len(found) == wanted, english
         assert all(not number or int(number) < wanted for number in found), english
@@ -21,6 +21,7 @@ def test_texts_with_figures_are_found_by_their_pattern(monkeypatch):
         "{} of {} nodes": "{1} ノード中 {0}",
         "{} nodes": "{} ノード",
         "idle": "空き",
+        "Run {=}": "実行 {}",
         "{#} of {#}": "{1} 中 {0}",
     }
     monkeypatch.setattr(_language, "languages_texts", lambda language: texts)
@@ -30,6 +31,7 @@ def test_texts_with_figures_are_found_by_their_pattern(monkeypatch):
         assert translate("3 of 10 nodes", "ja") == "10 ノード中 3"
         assert translate("12 nodes", "ja") == "12 ノード"
         assert translate("idle nodes", "ja") == "空き ノード"
+        assert translate("Run idle", "ja") == "実行 idle"
         assert translate("3 of 10", "ja") == "10 中 3"
         assert translate("rank 3 of 10", "ja") == "rank 3 of 10"
         assert translate("no such text", "ja") == "no such text"

@@ -239,3 +239,66 @@ def test_an_empty_store_says_how_to_fill_it(tmp_path):
 
 def test_schemas_of_sent_rows_are_the_products(day):
     assert set(table_schema("steps")) <= set(day[0].table("steps").columns)
+
+
+def test_a_steps_trace_is_perfettos_and_holds_its_spans_on_one_time(client):
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+
+    answer = client.get("/api/v1/pages/runs/slow/steps/5/files/trace")
+    assert answer.status_code == 200
+    assert 'filename="slow-step5.perfetto-trace"' in answer.headers["content-disposition"]
+    trace = Trace.FromString(answer.content)
+    begins = [p for p in trace.packet if p.track_event.type == TrackEvent.TYPE_SLICE_BEGIN]
+    spans = client.get("/api/v1/pages/runs/slow/steps/5").json()["spans"]
+    assert len(begins) == spans
+    processes = {
+        p.track_descriptor.process.process_name
+        for p in trace.packet
+        if p.HasField("track_descriptor") and p.track_descriptor.HasField("process")
+    }
+    assert processes == {f"rank {rank}" for rank in range(4)}
+    # Unix time is tied to the time since boot, which is Perfetto's own.
+    snapshot = next(p.clock_snapshot for p in trace.packet if p.HasField("clock_snapshot"))
+    assert snapshot.primary_trace_clock == 1
+    assert {(c.clock_id, c.timestamp) for c in snapshot.clocks} == {(1, 1), (6, 1)}
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/runs/rows/steps/5", 400), ("/runs/none/steps/5", 404)]
+)
+def test_a_trace_of_nothing_is_refused_with_a_remedy(client, path, status):
+    answer = client.get(f"/api/v1/pages{path}/files/trace")
+    assert answer.status_code == status
+    assert answer.json()["error"]
+
+
+def test_the_page_says_which_extra_opens_traces(client, monkeypatch):
+    from kansoku.web import _draw
+
+    assert "Open in Perfetto" in client.get("/runs/slow").text
+    monkeypatch.setattr(_draw, "perfetto_folder", lambda: None)
+    page = client.get("/runs/slow").text
+    assert "Open in Perfetto" not in page
+    assert "kansoku[perfetto]" in page
+    assert "Download the Perfetto trace" in page
+
+
+def test_idle_capacity_says_which_pending_job_would_fit_where(client, day):
+    """Jobs take whole nodes here, so free nodes are those that neither a job holds nor are silent."""
+    held = {
+        node
+        for job in day[1].jobs
+        if job["start_ns"] and job["end_ns"] is None
+        for node in job["node_list"].split(",")
+    }
+    free = set(day[1].nodes) - held - {day[1].silent}
+    pending = client.get("/api/v1/pages/history/idle").json()["pending"]
+    wanted = {j["job_id"]: j["nodes"] for j in day[1].jobs if not j["start_ns"]}
+    assert {one["job"].split()[1]: one["nodes"] for one in pending} == wanted
+    assert {one["free_nodes"] for one in pending} == {len(free)}
+    assert all(one["fits_now"] == (one["nodes"] <= len(free)) for one in pending)
+    page = client.get("/history/idle").text
+    assert "Which pending job would fit where" in page
+    table = page.split("<caption>Which pending job would fit where")[1].split("</table>")[0]
+    assert table.count("<tr") == 1 + len(wanted)
+    assert [node for node in free if len(free) == 1 and node not in table] == []

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,11 @@ import polars as pl
 import pyarrow as pa
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kansoku.app.serve.access import Access, Principal, hide_inside, rows_of
+from kansoku.app.serve.events import event_stream
 from kansoku.app.serve.jobs import job_window
 from kansoku.app.serve.openapi import openapi
 from kansoku.errors import BusyError, InputError, KansokuError, StoreError
@@ -460,24 +461,16 @@ async def _stream(api: Api, principal: Principal, request: Request) -> Response:
         raise _RefusedError("the stream is for operators; a tenant asks for tables again")
     listener = api.store.subscribe(names)
 
-    async def lines() -> AsyncIterator[bytes]:
-        try:
-            yield b"retry: 2000\n\n"
-            while not await request.is_disconnected():
-                item = await run_in_threadpool(listener.get, 5.0)
-                if item is None:
-                    if listener.closed:
-                        return
-                    yield b": still here\n\n"
-                    continue
-                table, frame = item
-                frame = hide_inside(frame, principal, _consents(api, principal))
-                data = orjson.dumps(
-                    {"table": table, "columns": frame.columns, "rows": frame.rows(),
-                     "dropped_batches": listener.dropped_batches}
-                )  # fmt: skip
-                yield b"event: rows\ndata: " + data + b"\n\n"
-        finally:
-            listener.close()
+    async def tell(table: str, frame: pl.DataFrame) -> dict[str, Any]:
+        def seen() -> pl.DataFrame:
+            return hide_inside(frame, principal, _consents(api, principal))
 
-    return StreamingResponse(lines(), media_type="text/event-stream")
+        shown = await run_in_threadpool(seen)
+        return {
+            "table": table,
+            "columns": shown.columns,
+            "rows": shown.rows(),
+            "dropped_batches": listener.dropped_batches,
+        }
+
+    return event_stream(request, listener, "rows", tell, retry_ms=2000)

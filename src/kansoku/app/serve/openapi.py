@@ -114,30 +114,42 @@ def _query_parameters(name: str) -> list[dict[str, Any]]:
     ]
 
 
-def openapi() -> dict[str, Any]:
-    """Return the OpenAPI document."""
+_COMPONENTS: dict[str, Any] = {
+    "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+    "schemas": {
+        "Problem": {
+            "type": "object",
+            "required": ["version", "error"],
+            "properties": {"version": {"type": "integer"}, "error": {"type": "string"}},
+        },
+        "Rows": {
+            "type": "object",
+            "required": ["version", "columns", "rows", "truncated"],
+            "properties": {
+                "version": {"type": "integer"},
+                "columns": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["name", "type"],
+                        "properties": {
+                            "name": {"type": "string"},
+                            "type": {"type": "string"},
+                        },
+                    },
+                },
+                "rows": {"type": "array", "items": {"type": "array"}},
+                "truncated": {"type": "boolean"},
+            },
+        },
+    },
+}
+
+
+def _metric_paths() -> dict[str, Any]:
     aggregate = {"type": "string", "enum": [str(one) for one in Aggregate], "default": "avg"}
     across = {"type": "string", "enum": ["avg", "min", "max", "sum", "count"], "default": "avg"}
-    event_filters = [
-        _parameter(name, _TEXT, text)
-        for name, text in {
-            "subject": "Such as node:c001.",
-            "source": "Who logged it.",
-            "kind": "Kind of event.",
-            "severity": "info, warning, error, critical.",
-            "contains": "Text within the body.",
-        }.items()
-    ]
-    paths: dict[str, Any] = {
-        "/api/health": {
-            "get": {
-                "summary": "Whether the server answers.",
-                "security": [],
-                "responses": {"200": _document("It does.")},
-            }
-        },
-        "/api/v1/tables": _get("The tables and their columns.", [], _document("Tables.")),
-        "/api/v1/queries": _get("The named queries.", [], _document("Queries.")),
+    return {
         "/api/v1/metrics": _get("Every metric with unit, kind and number of series.", []),
         "/api/v1/metrics/series": _get(
             "Series of a metric.",
@@ -161,6 +173,32 @@ def openapi() -> dict[str, Any]:
             "Each series' last sample, none older than five minutes.",
             [_METRIC, _MATCH, _JOB, _parameter("at_ns", _INT64, "As of this time, Unix ns.")],
         ),
+    }  # fmt: skip
+
+
+def openapi() -> dict[str, Any]:
+    """Return the OpenAPI document."""
+    event_filters = [
+        _parameter(name, _TEXT, text)
+        for name, text in {
+            "subject": "Such as node:c001.",
+            "source": "Who logged it.",
+            "kind": "Kind of event.",
+            "severity": "info, warning, error, critical.",
+            "contains": "Text within the body.",
+        }.items()
+    ]
+    paths: dict[str, Any] = {
+        "/api/health": {
+            "get": {
+                "summary": "Whether the server answers.",
+                "security": [],
+                "responses": {"200": _document("It does.")},
+            }
+        },
+        "/api/v1/tables": _get("The tables and their columns.", [], _document("Tables.")),
+        "/api/v1/queries": _get("The named queries.", [], _document("Queries.")),
+        **_metric_paths(),
         "/api/v1/events": _get("Events, in time order.", [_SINCE, _UNTIL, _LIMIT, *event_filters]),
         "/api/v1/statistics": _get("Counts of every stage, for operators.", [],
                                    _document("Counts.")),
@@ -193,34 +231,5 @@ def openapi() -> dict[str, Any]:
         "servers": [{"url": "/"}],
         "security": [{"bearer": []}, {}],
         "paths": paths,
-        "components": {
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
-            "schemas": {
-                "Problem": {
-                    "type": "object",
-                    "required": ["version", "error"],
-                    "properties": {"version": {"type": "integer"}, "error": {"type": "string"}},
-                },
-                "Rows": {
-                    "type": "object",
-                    "required": ["version", "columns", "rows", "truncated"],
-                    "properties": {
-                        "version": {"type": "integer"},
-                        "columns": {
-                            "type": "array",
-                            "items": {
-                                "type": "object",
-                                "required": ["name", "type"],
-                                "properties": {
-                                    "name": {"type": "string"},
-                                    "type": {"type": "string"},
-                                },
-                            },
-                        },
-                        "rows": {"type": "array", "items": {"type": "array"}},
-                        "truncated": {"type": "boolean"},
-                    },
-                },
-            },
-        },
+        "components": _COMPONENTS,
     }

@@ -254,7 +254,7 @@ BURSTS = Page(
                   choices=tuple(_WAYS)),
         *HOUR_PARAMETERS,
     ),
-    navigation=70,
+    navigation=40,
     operators_only=True,
 )  # fmt: skip
 

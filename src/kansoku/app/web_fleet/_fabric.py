@@ -408,7 +408,7 @@ FABRIC = Page(
                   choices=tuple(_MEASURES)),
         _BY, *_COMMON, *HOUR_PARAMETERS,
     ),
-    navigation=60,
+    navigation=30,
     operators_only=True,
 )  # fmt: skip
 

@@ -280,7 +280,7 @@ INCIDENTS = Page(
         Parameter(name="state", meaning="which states", default="all", choices=tuple(_STATES)),
         Parameter(name="domain", meaning="which domain", default="all", choices=tuple(_DOMAINS)),
     ),
-    navigation=80,
+    navigation=50,
 )
 INCIDENT = Page(
     path="/incidents/{incident}",

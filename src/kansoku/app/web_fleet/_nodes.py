@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -11,7 +11,7 @@ from kansoku.app.web_reading import Reading
 from kansoku.catalog import Cluster
 from kansoku.formats.slurm import NodeState, QueuedJob, expand_nodes
 from kansoku.jobs.edge.promql import node_of
-from kansoku.jobs.idle import FreeWindow, IdleNow, free_windows, idle_now
+from kansoku.jobs.idle import Fit, FreeWindow, IdleNow, fits, free_windows, idle_now
 from kansoku.model import Subject
 
 __all__ = ["Fleet", "NodeNow", "fleet_now", "natural", "open_incidents"]
@@ -59,6 +59,10 @@ class Fleet:
     windows: tuple[FreeWindow, ...]
     running: int
     pending: int
+    fits: tuple[Fit, ...]
+    """What each pending job finds."""
+    room: Mapping[str, int]
+    """GPUs free on every node that a job may be started on."""
 
     def silent(self) -> frozenset[str]:
         """Nodes that were heard once (or belong to the cluster) and are not heard now."""
@@ -142,6 +146,10 @@ def _fleet(reading: Reading, at_ns: int) -> Fleet:
         windows=tuple(free_windows(slurm, queue, least=1, now_ns=at_ns)),
         running=sum(j.state in _RUNNING for j in queue),
         pending=sum(j.state == "PENDING" for j in queue),
+        fits=tuple(fits(slurm, queue, now_ns=at_ns)),
+        room={
+            n.name: max((n.gpus or 0) - (n.gpus_used or 0), 0) for n in slurm if n.name in usable
+        },
     )
 
 

@@ -227,7 +227,7 @@ def _table(a: _Side, b: _Side, rows: list[tuple[str, str, float | None, float | 
                 cell(x),
                 cell(y),
                 None if x is None or y is None else cell(y - x),
-                None if change is None else f"{change:+.1%}",
+                None if change is None else f"{change:+.1%}" if abs(change) >= 5e-4 else "0.0%",
             ]
         )
     return Table(

@@ -1,5 +1,6 @@
 """The history of the cluster's jobs: report, reliability, idle capacity, health of nodes."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,8 +25,8 @@ from kansoku.app.jobs._context import Window, open_history
 from kansoku.app.jobs._evidence import Evidence, Gather, gather_from
 from kansoku.app.jobs.capacity import IdleAnswer
 from kansoku.app.web_fleet._heat import HEAT, heat
-from kansoku.app.web_fleet._nodes import _queue, fleet_now
-from kansoku.app.web_fleet._window import WINDOW_PARAMETERS, Span, window_choices, window_of
+from kansoku.app.web_fleet._nodes import Fleet, _queue, fleet_now
+from kansoku.app.web_fleet._window import WINDOW_PARAMETERS, Span, stamp, window_choices, window_of
 from kansoku.app.web_jobs._view import drawable
 from kansoku.app.web_page import (
     Card,
@@ -38,10 +39,10 @@ from kansoku.app.web_page import (
 )
 from kansoku.app.web_reading import Reading
 from kansoku.errors import InputError
-from kansoku.formats.slurm import JOB_SCHEMA, NODE_EVENT_SCHEMA, STEP_SCHEMA
+from kansoku.formats.slurm import JOB_SCHEMA, NODE_EVENT_SCHEMA, STEP_SCHEMA, fold_nodes
 from kansoku.jobs.edge.history import Merged
 from kansoku.jobs.idle import idle_allocations, power_windows
-from kansoku.view import View
+from kansoku.view import Block, Column, Sentence, Table, Tone, View
 
 __all__ = ["HISTORY", "IDLE", "NODES", "RELIABILITY"]
 
@@ -209,13 +210,62 @@ def _idle(reading: Reading, values: Mapping[str, str]) -> Screen:
         allocations=tuple(idle_allocations(*arrays, queue, below=_IDLE_WATTS, unit="W"))
         if known
         else None,
-        fits=(),
+        fits=fleet.fits,
         notes=tuple(notes),
     )
     if not fleet.nodes:
         found = {**idle_json(answer), "verdict": "unknown", "reason": "no node is known"}
         return _screen("Idle capacity", values, found, None)
-    return _screen("Idle capacity", values, idle_json(answer), idle_view(answer))
+    view = idle_view(replace(answer, fits=()))
+    view = replace(view, blocks=[*view.blocks, _fits(fleet)])
+    return _screen("Idle capacity", values, idle_json(answer), view)
+
+
+_MOST_NODES = 16
+
+
+def _who(label: str) -> tuple[str, str | None]:
+    """Return id and user of a label such as ``job 12 (ann)``."""
+    found = re.fullmatch(r"job (\S+) \((.*)\)", label)
+    return (found[1], found[2]) if found else (label, None)
+
+
+def _fits(fleet: Fleet) -> Block:
+    """Return which pending job would fit, on which nodes, or else when."""
+    if not fleet.fits:
+        return Sentence(text="No job waits.", tone=Tone.GOOD)
+    rows: list[list[str | int | None]] = []
+    for one in fleet.fits:
+        where = [name for name, gpus in fleet.room.items() if gpus >= one.gpus_per_node]
+        names = fold_nodes(where[:_MOST_NODES]) + (" …" if len(where) > _MOST_NODES else "")
+        if one.fits_now:
+            answer = f"fits now; Slurm says {one.reason or 'nothing'}"
+        elif one.starts_ns is not None:
+            answer = f"fits {stamp(one.starts_ns)}, by the running jobs' time limits"
+        else:
+            answer = "does not fit on the nodes in service"
+        rows.append(
+            [
+                *_who(one.label),
+                one.nodes,
+                one.gpus_per_node,
+                one.free_nodes,
+                names or None,
+                answer,
+            ]
+        )
+    return Table(
+        title="Which pending job would fit where",
+        columns=[
+            Column(title="job"), Column(title="user"), Column(title="nodes wanted", numeric=True),
+            Column(title="GPUs on each", numeric=True),
+            Column(title="nodes that fit now", numeric=True), Column(title="which"),
+            Column(title="answer"),
+        ],
+        rows=rows,
+        tones=[Tone.GOOD if one.fits_now else Tone.PLAIN for one in fleet.fits],
+        note="A job that wants whole nodes does not fit on GPUs that are free here and there.",
+    )  # fmt: skip
 
 
 def _pages() -> Sequence[Page]:

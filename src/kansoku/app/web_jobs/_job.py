@@ -11,8 +11,8 @@ from kansoku.app.web_fleet._window import (
 )
 from kansoku.app.web_jobs._job_resources import JobFacts, power_columns, resource_blocks
 from kansoku.app.web_jobs._jobs import TONES, duration_text, run_list, state_group
-from kansoku.app.web_jobs._run import COLOUR, answer_of, matrix_of, run_blocks
-from kansoku.app.web_jobs._runs import known_runs, load, loaded_report
+from kansoku.app.web_jobs._run import COLOUR, kept_answer, kept_blocks, kept_matrix
+from kansoku.app.web_jobs._runs import known_runs, loaded_report
 from kansoku.app.web_page import (
     Columns,
     Missing,
@@ -71,7 +71,7 @@ def _job(reading: Reading, values: Mapping[str, str]) -> Screen:
     blocks += _incident_blocks(incidents)
     if answer is not None:
         blocks.append(Heading(text=f"Training run {answer.run.facts.run}"))
-        blocks += run_blocks(answer, values["colour"])
+        blocks += kept_blocks(reading, found.runs[0].run, values["colour"])
     elif trouble is not None:
         blocks.append(Sentence(text=trouble, tone=Tone.NOTICE))
     else:
@@ -96,7 +96,7 @@ def _job(reading: Reading, values: Mapping[str, str]) -> Screen:
             "incarnations": found.rows.to_dicts(),
             "nodes": list(found.nodes()),
             "runs": [one.to_json() for one in found.runs],
-            "training": None if answer is None else answer_of(answer),
+            "training": None if answer is None else kept_answer(reading, found.runs[0].run),
             "reason": None if answer is not None else trouble or "no run of this job is known",
             "incidents": incidents.to_dicts(),
         },
@@ -254,7 +254,7 @@ def _matrix_columns(reading: Reading, values: Mapping[str, str]) -> Columns:
         raise MissingError(
             f"no run of job {found.job!r} is known", remedy="kansoku run -- torchrun … train.py"
         )
-    return matrix_of(load(reading, found.runs[0].run), values["colour"])
+    return kept_matrix(reading, found.runs[0].run, values["colour"])
 
 
 JOB = Page(

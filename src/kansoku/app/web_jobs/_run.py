@@ -1,7 +1,7 @@
 """One run: its report with step time, MFU, phases, the rank × step matrix; and one rank of it."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import quote
 
@@ -18,7 +18,8 @@ from kansoku.app.web_jobs._figures import (
     rates,
     steps_with_spans,
 )
-from kansoku.app.web_jobs._runs import RUN_PARAMETER, load, loaded_report, need_run
+from kansoku.app.web_jobs._runs import RUN_PARAMETER, kept, loaded_report, need_run
+from kansoku.app.web_jobs._trace import RUN_TRACE, trace_file
 from kansoku.app.web_page import (
     Card,
     Cards,
@@ -48,7 +49,18 @@ from kansoku.view import (
     Tone,
 )
 
-__all__ = ["COLOUR", "RANK", "RUN", "answer_of", "matrix_of", "run_address", "run_blocks"]
+__all__ = [
+    "COLOUR",
+    "RANK",
+    "RUN",
+    "answer_of",
+    "kept_answer",
+    "kept_blocks",
+    "kept_matrix",
+    "matrix_of",
+    "run_address",
+    "run_blocks",
+]
 
 COLOUR = Parameter(
     name="colour", meaning="what the rank × step matrix shows", default="own", choices=tuple(MATRIX)
@@ -97,9 +109,7 @@ def cards(answer: Report) -> Cards:
             Card(
                 label="MFU",
                 value="–" if answer.mfu is None else f"{answer.mfu.value:.1%}",
-                note=answer.mfu_reason
-                if answer.mfu is None
-                else f"{answer.mfu.convention}; {answer.mfu.peak_source}",
+                note=answer.mfu_reason if answer.mfu is None else answer.mfu.convention,
             ),
             Card(
                 label=f"Tokens/s/{gpu}",
@@ -305,6 +315,12 @@ def answer_of(answer: Report) -> dict[str, object]:
 
 
 def _run(reading: Reading, values: Mapping[str, str]) -> Screen:
+    return kept(
+        reading, values["run"], ("run", values["colour"]), lambda _: _drawn(reading, values)
+    )
+
+
+def _drawn(reading: Reading, values: Mapping[str, str]) -> Screen:
     known = need_run(reading, values["run"])
     answer = loaded_report(reading, known.run)
     blocks: list[ScreenBlock] = [
@@ -314,6 +330,8 @@ def _run(reading: Reading, values: Mapping[str, str]) -> Screen:
         ),
         *run_blocks(answer, values["colour"]),
     ]
+    blocks[2:2] = [RUN_TRACE] if len(answer.run.spans) else []
+    blocks += _windows(known.run, answer.run)
     return Screen(
         title=f"Run {known.run}",
         blocks=blocks,
@@ -321,6 +339,26 @@ def _run(reading: Reading, values: Mapping[str, str]) -> Screen:
         trail=_trail(known.job),
         live=() if answer.run.facts.end_ns else ("steps", "spans"),
     )
+
+
+def _windows(run: str, loaded: LoadedRun) -> list[ScreenBlock]:
+    """Return the form that lays two windows of the run side by side: by default its halves."""
+    steps = loaded.steps["step"].drop_nulls().unique().sort().to_list()
+    if len(steps) < 4:
+        return []
+    middle = len(steps) // 2
+    bounds = (
+        ("a_from", "A from step", steps[0]), ("a_to", "A to step", steps[middle - 1]),
+        ("b_from", "B from step", steps[middle]), ("b_to", "B to step", steps[-1]),
+    )  # fmt: skip
+    return [
+        Choices(
+            action="/compare",
+            hidden=(("a", run), ("b", run)),
+            choices=[Choice(name=n, label=label, value=str(step)) for n, label, step in bounds],
+            submit="Compare two windows of this run",
+        )
+    ]
 
 
 def _trail(job: str | None) -> Sequence[tuple[str, str]]:
@@ -336,7 +374,24 @@ def run_trail(reading: Reading, run: str) -> list[tuple[str, str]]:
 
 
 def _matrix_columns(reading: Reading, values: Mapping[str, str]) -> Columns:
-    return matrix_of(load(reading, values["run"]), values["colour"])
+    return kept_matrix(reading, values["run"], values["colour"])
+
+
+def kept_matrix(reading: Reading, run: str, colour: str) -> Columns:
+    """Return :func:`matrix_of` a run, made once."""
+    return kept(reading, run, ("matrix", colour), lambda loaded: matrix_of(loaded, colour))
+
+
+def kept_blocks(reading: Reading, run: str, colour: str) -> list[ScreenBlock]:
+    """Return :func:`run_blocks` of a run, made once."""
+    answer = loaded_report(reading, run)
+    return kept(reading, run, ("blocks", colour), lambda _: run_blocks(answer, colour))
+
+
+def kept_answer(reading: Reading, run: str) -> dict[str, object]:
+    """Return :func:`answer_of` a run, made once."""
+    answer = loaded_report(reading, run)
+    return kept(reading, run, "answer", lambda _: answer_of(answer))
 
 
 RUN = Page(
@@ -344,6 +399,7 @@ RUN = Page(
     title="Run",
     build=_run,
     columns={"matrix": _matrix_columns},
+    files={"trace": trace_file},
     parameters=(RUN_PARAMETER, COLOUR),
 )
 
@@ -352,6 +408,12 @@ RUN = Page(
 
 
 def _rank(reading: Reading, values: Mapping[str, str]) -> Screen:
+    return kept(
+        reading, values["run"], ("rank", values["rank"]), lambda _: _rank_drawn(reading, values)
+    )
+
+
+def _rank_drawn(reading: Reading, values: Mapping[str, str]) -> Screen:
     answer = loaded_report(reading, values["run"])
     run, rank = answer.run, int(values["rank"])
     own = run.steps.filter((pl.col("rank") == rank) & pl.col("duration_ns").is_not_null())
@@ -535,4 +597,3 @@ RANK = Page(
     build=_rank,
     parameters=(RUN_PARAMETER, RANK_PARAMETER),
 )
-Builder = Callable[[Reading, Mapping[str, str]], Screen]

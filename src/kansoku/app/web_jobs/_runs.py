@@ -6,17 +6,20 @@ Where both are there, the folder is read.
 """
 
 import json
+import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
+from typing import TypeVar
 
 import polars as pl
 
 from kansoku.app.report import LoadedRun, Report, load_run, report
 from kansoku.app.serve.access import hide_inside
-from kansoku.app.web_page import MissingError, Parameter
+from kansoku.app.web_page import Columns, MissingError, Parameter
 from kansoku.app.web_reading import Reading
 from kansoku.catalog import accelerator
 from kansoku.errors import InputError, KansokuError
@@ -30,6 +33,7 @@ __all__ = [
     "RUN_ID",
     "RUN_PARAMETER",
     "KnownRun",
+    "kept",
     "known_runs",
     "load",
     "loaded_report",
@@ -43,6 +47,9 @@ _MOST_FOLDERS = 2000
 _MOST_SPANS = 1_000_000
 _CACHED = 2
 _FILE_BYTES = 4 << 20
+_SCREEN_BYTES = 300_000
+"""What a page's blocks weigh, roughly."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +93,19 @@ class KnownRun:
 
 def known_runs(reading: Reading) -> tuple[KnownRun, ...]:
     """Return the runs that the reader may see, newest first."""
+    if "runs" not in reading.asked:
+        reading.asked["runs"] = _known(reading)
+    found: tuple[KnownRun, ...] = reading.asked["runs"]
+    return found
+
+
+def _known(reading: Reading) -> tuple[KnownRun, ...]:
     owner = {row[0]: row[1] for row in reading.store.owners()}
     folders = _folders(reading.folder / "runs")
     found = [
         KnownRun(
             run=row["run"],
-            job=owner.get(row["run"]),
+            job=owner.get(row["run"]) or _job_of(folders.get(row["run"])),
             ranks=row["ranks"],
             first_step=row["first_step"],
             last_step=row["last_step"],
@@ -107,7 +121,7 @@ def known_runs(reading: Reading) -> tuple[KnownRun, ...]:
     rows = {one.run for one in found}
     own = None if reading.sees_all else set(reading.jobs()["job_id"].to_list())
     for run, (path, facts) in folders.items():
-        job = str(facts["slurm_job"]) if facts.get("slurm_job") else owner.get(run)
+        job = _job_of((path, facts)) or owner.get(run)
         if run in rows or (own is not None and job not in own):
             continue
         found.append(
@@ -127,6 +141,11 @@ def known_runs(reading: Reading) -> tuple[KnownRun, ...]:
     return tuple(sorted(found, key=lambda one: -(one.start_ns or 0)))
 
 
+def _job_of(folder: tuple[Path, dict[str, object]] | None) -> str | None:
+    """Return the job that a run's folder names."""
+    return str(folder[1]["slurm_job"]) if folder and folder[1].get("slurm_job") else None
+
+
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -136,14 +155,22 @@ def _folders(root: Path) -> dict[str, tuple[Path, dict[str, object]]]:
     found: dict[str, tuple[Path, dict[str, object]]] = {}
     for file in sorted(root.glob("*/run.json"))[:_MOST_FOLDERS]:
         try:
-            if file.stat().st_size > _FILE_BYTES:
+            status = file.stat()
+            if status.st_size > _FILE_BYTES:
                 continue
-            facts = json.loads(file.read_text(encoding="utf-8"))
+            facts = _facts_of(file, status.st_mtime_ns, status.st_size)
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(facts, dict) and isinstance(facts.get("run"), str) and facts["run"]:
             found[facts["run"]] = (file.parent, facts)
     return found
+
+
+@lru_cache(maxsize=64)
+def _facts_of(file: Path, mtime_ns: int, size: int) -> object:
+    """Return a run.json as it was then: that of a thousand ranks takes a while to read."""
+    del mtime_ns, size
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def need_run(reading: Reading, run: str) -> KnownRun:
@@ -156,11 +183,11 @@ def need_run(reading: Reading, run: str) -> KnownRun:
 
 # Loading
 
-_cache: OrderedDict[object, tuple[LoadedRun, Report | None]] = OrderedDict()
+_cache: OrderedDict[Hashable, tuple[LoadedRun, Report | None]] = OrderedDict()
 _lock = Lock()
 
 
-def _signature(reading: Reading, known: KnownRun) -> object:
+def _signature(reading: Reading, known: KnownRun) -> Hashable:
     """Return what changes when the run has more to say."""
     who = reading.principal
     rights = (who.role, who.name)
@@ -194,9 +221,22 @@ def _loaded(reading: Reading, run: str) -> tuple[LoadedRun, Report | None]:
     return _entry(reading, run)[1]
 
 
-def _entry(reading: Reading, run: str) -> tuple[object, tuple[LoadedRun, Report | None]]:
+def kept(reading: Reading, run: str, what: Hashable, make: Callable[[LoadedRun], T]) -> T:
+    """Return what pages draw of a run, made once until the run has more to say."""
+    key, (loaded, _) = _entry(reading, run)
+
+    def weighed(_: T | None) -> tuple[T, int]:
+        made = make(loaded)
+        arrays = made.arrays.values() if isinstance(made, Columns) else ()
+        return made, sum(one.nbytes for one in arrays) or _SCREEN_BYTES
+
+    return reading.memory.get((key, what), math.inf, weighed)
+
+
+def _entry(reading: Reading, run: str) -> tuple[Hashable, tuple[LoadedRun, Report | None]]:
     known = need_run(reading, run)
-    key = _signature(reading, known)
+    key: Hashable = reading.asked.get(("signature", run)) or _signature(reading, known)
+    reading.asked["signature", run] = key
     with _lock:
         kept = _cache.get(key)
         if kept is not None:

@@ -15,7 +15,8 @@ from kansoku.app.web_jobs._figures import (
     steps_with_spans,
 )
 from kansoku.app.web_jobs._run import run_address, run_trail
-from kansoku.app.web_jobs._runs import RUN_PARAMETER, load
+from kansoku.app.web_jobs._runs import RUN_PARAMETER, kept, load
+from kansoku.app.web_jobs._trace import STEP_TRACE, trace_file
 from kansoku.app.web_page import (
     Card,
     Cards,
@@ -42,6 +43,11 @@ _MOST_ROWS = 200
 
 
 def _step(reading: Reading, values: Mapping[str, str]) -> Screen:
+    what = ("step", *sorted(values.items()))
+    return kept(reading, values["run"], what, lambda _: _drawn(reading, values))
+
+
+def _drawn(reading: Reading, values: Mapping[str, str]) -> Screen:
     run, step = load(reading, values["run"]), int(values["step"])
     rows = run.steps.filter(pl.col("step") == step)
     found = kept_step_spans(run, step)
@@ -68,7 +74,7 @@ def _step(reading: Reading, values: Mapping[str, str]) -> Screen:
                 "opens the chosen span.",
             )
         )
-        blocks.append(_held_up(met))
+        blocks += [STEP_TRACE, _held_up(met)]
         if len(met):
             blocks.append(_collectives_table(met, run))
     else:
@@ -287,10 +293,16 @@ def _ranks_table(run: LoadedRun, rows: pl.DataFrame) -> Table:
 
 
 def _timeline(reading: Reading, values: Mapping[str, str]) -> Columns:
-    run, step = load(reading, values["run"]), int(values["step"])
-    found = kept_step_spans(run, step)
-    columns = timeline_of(found, run_address(run.facts.run))
-    chosen = _chosen(found, values)
+    step = int(values["step"])
+    columns = kept(
+        reading,
+        values["run"],
+        ("timeline", step),
+        lambda run: timeline_of(kept_step_spans(run, step), run_address(run.facts.run)),
+    )
+    if "rank" not in values and "span" not in values:
+        return columns
+    chosen = _chosen(kept_step_spans(load(reading, values["run"]), step), values)
     return replace(columns, header={**columns.header, "choose": chosen})
 
 
@@ -301,8 +313,6 @@ def _chosen(found: StepSpans, values: Mapping[str, str]) -> int | None:
         wanted = wanted & (pl.col("rank") == int(values["rank"]))
     if "span" in values:
         wanted = wanted & (pl.col("id") == int(values["span"]))
-    if "rank" not in values and "span" not in values:
-        return None
     place = found.frame.select(wanted.arg_true()).to_series()
     return int(place[0]) if len(place) else None
 
@@ -310,8 +320,8 @@ def _chosen(found: StepSpans, values: Mapping[str, str]) -> int | None:
 def timeline_of(found: StepSpans, address: str) -> Columns:
     """Return one step's spans for the canvas; ``address`` is the run's page."""
     frame = found.frame
-    names, name = _coded(frame["name"].fill_null("").to_list())
-    kinds, kind = _coded(frame["kind"].fill_null("").to_list())
+    names, name = _coded(frame["name"])
+    kinds, kind = _coded(frame["kind"])
     late = frame["late"].to_numpy()
     columns = span_columns(
         title=f"Step {found.step}",
@@ -341,25 +351,29 @@ def timeline_of(found: StepSpans, address: str) -> Columns:
     # Spans are sorted as span_columns sorts them, so these belong to the same places. A quarter of
     # a million spans travel in half the bytes by the narrowest types that hold them.
     ids = frame["id"].fill_null(0).to_numpy()
-    small = not len(ids) or int(ids.max()) < 2**32
     arrays = dict(columns.arrays) | {
-        "id": ids.astype(np.uint32 if small else np.float64),
-        "late_ns": frame["late_ns"].cast(pl.Float32).fill_null(np.nan).to_numpy(),
+        "id": ids.astype(np.float64),
         "duration_ns": columns.arrays["duration_ns"].astype(np.float32),
     }
-    for key in ("lane", "depth", "name", "kind", "mark"):
+    if frame["late_ns"].null_count() < len(frame):
+        arrays["late_ns"] = frame["late_ns"].cast(pl.Float32).fill_null(np.nan).to_numpy()
+    for key in ("lane", "depth", "name", "kind", "mark", "id", "start_ns"):
         most = int(arrays[key].max()) if len(frame) else 0
-        if most < 2**16:
-            arrays[key] = arrays[key].astype(np.uint8 if most < 2**8 else np.uint16)
+        narrow = "u1" if most < 2**8 else "u2" if most < 2**16 else "u4"
+        if most < 2**32:
+            arrays[key] = arrays[key].astype(narrow)
+    if len(frame) and int(arrays["join"].max()) < 2**15:
+        arrays["join"] = arrays["join"].astype(np.int16)
     return replace(columns, arrays=arrays)
 
 
-def _coded(texts: list[str]) -> tuple[list[str], "np.ndarray[tuple[int], np.dtype[np.int32]]"]:
-    known: dict[str, int] = {}
-    codes = np.fromiter(
-        (known.setdefault(text, len(known)) for text in texts), np.int32, len(texts)
-    )
-    return list(known), codes
+def _coded(texts: pl.Series) -> tuple[list[str], "np.ndarray[tuple[int], np.dtype[np.int32]]"]:
+    """Return each text once, and every row's place among them."""
+    codes = texts.fill_null("").cast(pl.Categorical)
+    known = codes.unique(maintain_order=True)
+    place = {int(number): n for n, number in enumerate(known.to_physical().to_list())}
+    found = codes.to_physical().replace_strict(place, return_dtype=pl.Int32).to_numpy()
+    return known.cast(pl.String).to_list(), found
 
 
 STEP = Page(
@@ -367,5 +381,6 @@ STEP = Page(
     title="Step timeline",
     build=_step,
     columns={"timeline": _timeline},
+    files={"trace": trace_file},
     parameters=(RUN_PARAMETER, _STEP, _RANK, _SPAN),
 )

@@ -4,6 +4,13 @@ const KINDS = {
   i1: Int8Array, u1: Uint8Array,
 };
 
+// Numbers from codes of equal steps; the highest code is no data.
+function measured(codes, { from, step }) {
+  const values = new Float32Array(codes.length);
+  for (let n = 0; n < codes.length; n++) values[n] = codes[n] === 65535 ? NaN : from + codes[n] * step;
+  return values;
+}
+
 export function decode(buffer) {
   const view = new DataView(buffer);
   if (buffer.byteLength < 8 || view.getUint32(0, false) !== 0x4b434f4c) throw new Error("no columns");
@@ -12,7 +19,8 @@ export function decode(buffer) {
   const arrays = {};
   for (const { name, type, shape, offset } of header.arrays) {
     const count = shape.reduce((product, size) => product * size, 1);
-    arrays[name] = new KINDS[type](buffer, start + offset, count);
+    const raw = new KINDS[type](buffer, start + offset, count), code = header.codes?.[name];
+    arrays[name] = code ? measured(raw, code) : raw;
     arrays[name].shape = shape;
   }
   return { header, arrays };

@@ -51,12 +51,13 @@ export function heatmap(box, columns, title) {
   paintImage();
   // More rows than pixels: drawing picks some and drops the others, and with them the one rank that
   // matters. Where the columns ask for it (h.pool) rows are joined by their maximum instead.
-  let pooled = { by: 1, image: null, of: null };
+  let pooled = new Map(), pooledOf = null;     // rows joined → picture; kept, since zooming goes to and fro
   function imageFor(tall) {
     const pixels = Math.max(body * (window.devicePixelRatio || 1), 1);
     const by = h.pool ? 2 ** Math.ceil(Math.log2(Math.max(tall / pixels, 1))) : 1;
     if (by <= 1) return [image, 1];
-    if (pooled.by !== by || pooled.of !== image) {
+    if (pooledOf !== image) { pooled = new Map(); pooledOf = image; }
+    if (!pooled.has(by)) {
       const cells = arrays[shown] ?? arrays.high, made = document.createElement("canvas");
       made.width = Math.max(cols, 1);
       made.height = Math.max(Math.ceil(rows / by), 1);
@@ -74,9 +75,9 @@ export function heatmap(box, columns, title) {
         }
       }
       context.putImageData(pixel, 0, 0);
-      pooled = { by, image: made, of: image };
+      pooled.set(by, made);
     }
-    return [pooled.image, by];
+    return [pooled.get(by), by];
   }
   const whole = () => ({ r0: 0, r1: Math.max(rows, 1), c0: 0, c1: Math.max(cols, 1) });
   view = whole();
@@ -139,9 +140,10 @@ export function heatmap(box, columns, title) {
         context.fillRect(left - 4, Math.round(y(a)), 4, 1);
         context.globalAlpha = 1;
       }
-      if (middle - free < 13) continue;
-      context.fillText(fitted(context, name, left - 12), left - 7, clamp(middle, 6, body - 6));
-      free = clamp(middle, 6, body - 6);
+      const at = clamp(middle, 6, body - 6);
+      if (at - free < 13) continue;
+      context.fillText(fitted(context, name, left - 12), left - 7, at);
+      free = at;
     }
   }
   function drawColumns(context, muted, width) {
@@ -164,7 +166,9 @@ export function heatmap(box, columns, title) {
     let free = -1;
     context.textAlign = "left";
     for (let c = Math.floor(view.c0); c < Math.ceil(view.c1); c++) {
-      const px = x(c + 0.5), text = columnName(c), wide = Math.min(context.measureText(text).width, 130);
+      const px = x(c + 0.5);
+      if (px < free) continue;                 // before measuring: a thousand texts take milliseconds
+      const text = columnName(c), wide = Math.min(context.measureText(text).width, 130);
       const at = clamp(px - wide / 2, left, left + room - wide);
       if (px < left || at < free || at + wide > width) continue;
       context.fillText(fitted(context, text, 130), at, body + 7);

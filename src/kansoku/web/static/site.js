@@ -1,5 +1,5 @@
 // Brings a page to life: columns fetched and drawn, curves embedded, tables and times, live ticks.
-// When everything is on the screen the root element carries data-ready.
+// The root element carries data-drawn when canvases are on the screen, data-ready when everything is.
 import { fetchColumns } from "./columns.js";
 import { heatmap } from "./heatmap.js";
 import { timeline } from "./timeline.js";
@@ -10,15 +10,9 @@ import { t } from "./texts.js";
 import { node } from "./stage.js";
 
 const DRAW = { heatmap, timeline };
-export const drawn = new Map();      // plot element → what draws it
+const drawn = new Map();      // plot element → what draws it
 const curves = new Map();
 let failed = "";
-
-// Modules of single pages add their own kinds of canvas: register("ring", (box, columns, title) => …).
-export function register(kind, draw) {
-  DRAW[kind] = draw;
-  for (const box of document.querySelectorAll(`.plot[data-kind="${kind}"]`)) if (!drawn.has(box)) plot(box);
-}
 
 async function plot(box, fresh = false) {
   if (!DRAW[box.dataset.kind]) return;
@@ -36,24 +30,49 @@ async function plot(box, fresh = false) {
   }
 }
 
+// BokehJS is a megabyte of script: asked for with the page, read by the browser after the canvases.
+let library = null;
+function bokeh() {
+  library ??= new Promise((done, fail) => {
+    const script = node("script", { src: document.getElementById("blocks").dataset.bokeh });
+    script.addEventListener("load", done);
+    script.addEventListener("error", () => { library = null; fail(new Error("BokehJS")); });
+    document.head.append(script);
+  });
+  return library;
+}
+
 async function curve(box) {
   const source = document.getElementById(box.dataset.curves);
-  if (!source || !window.Bokeh) return;
+  if (!source) return;
+  await bokeh();
   const item = JSON.parse(source.textContent);
   item.target_id = box.id;
   curves.get(box.id)?.clear?.();
   curves.set(box.id, await window.Bokeh.embed.embed_item(item, box.id));
 }
 
+// Perfetto fetches the trace itself and wants its whole address.
+function traces(root) {
+  for (const link of root.querySelectorAll("a[data-perfetto]")) {
+    const trace = new URL(link.getAttribute("href"), location.href);
+    link.href = `${link.dataset.perfetto}/#!/?url=${encodeURIComponent(trace)}`;
+  }
+}
+
 async function bring(root) {
+  const waiting = [...root.querySelectorAll(".plot[data-columns]")].map((box) => plot(box));
   localise(root);
   tables(root);
-  await Promise.all([...root.querySelectorAll(".plot[data-columns]")].map((box) => plot(box)));
-  await Promise.all([...root.querySelectorAll(".plot[data-curves]")].map(curve));
+  traces(root);
+  await Promise.all(waiting);
+  if (root === document) document.documentElement.dataset.drawn = "true";
+  // One after the other, so that the browser paints in between.
+  for (const box of root.querySelectorAll(".plot[data-curves]")) await curve(box);
 }
 
 // Ask for the page again; exchange blocks that differ, let canvases fetch their columns.
-export async function refresh() {
+async function refresh() {
   const answer = await fetch(location.href, { headers: { accept: "text/html" }, cache: "no-store" });
   if (!answer.ok) throw new Error(String(answer.status));
   const next = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("blocks");
@@ -88,7 +107,7 @@ export async function refresh() {
   await Promise.all(waiting);
 }
 const sources = new WeakMap();
-for (const child of document.getElementById("blocks")?.children ?? []) sources.set(child, child.outerHTML);
+for (const child of document.querySelectorAll("#blocks[data-live] > *")) sources.set(child, child.outerHTML);
 
 window.kansoku = { drawn, refresh };
 bring(document).then(() => {

@@ -5,12 +5,15 @@ import { clock } from "./times.js";
 
 export const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
+// Colours are asked for once a theme: every asking may make the browser compute styles anew.
+const styles = new Map();
 export function style(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  if (!styles.has(name)) styles.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return styles.get(name);
 }
 
 const listeners = new Set();
-const repaintAll = () => { for (const ask of listeners) ask(); };
+const repaintAll = () => { styles.clear(); for (const ask of listeners) ask(); };
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaintAll);
 
 export function fitted(context, text, room) {
@@ -24,7 +27,7 @@ export function fitted(context, text, room) {
   return low ? `${text.slice(0, low)}…` : "";
 }
 
-function node(name, properties = {}, ...children) {
+export function node(name, properties = {}, ...children) {
   const element = document.createElement(name);
   Object.assign(element, properties);
   element.append(...children);
@@ -59,7 +62,8 @@ export function stage(box, height, label, picture) {
   const extras = node("div", { className: "extras" });
   const foot = node("div", { className: "foot" }, readout, extras, buttons);
   box.append(canvas, tip, foot);
-  const context = canvas.getContext("2d");
+  // Opaque: the browser need not mix it with what lies below.
+  const context = canvas.getContext("2d", { alpha: false });
   const self = { canvas, ask, say, extras, context, height, resize, frames: [] };
   let asked = false;
 
@@ -70,7 +74,8 @@ export function stage(box, height, label, picture) {
     const w = Math.max(1, Math.round(width * ratio)), h = Math.max(1, Math.round(self.height * ratio));
     if (canvas.width !== w || canvas.height !== h) { canvas.width = w; canvas.height = h; }
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.clearRect(0, 0, width, self.height);
+    context.fillStyle = style("--panel");
+    context.fillRect(0, 0, width, self.height);
     context.font = "12px system-ui, 'Noto Sans CJK JP', sans-serif";
     picture.draw(context, width, self.height);
     self.frames.push(performance.now() - began);
@@ -171,5 +176,3 @@ export function alternative(box, header) {
   }
   box.append(details);
 }
-
-export { node };

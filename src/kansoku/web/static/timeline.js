@@ -95,53 +95,57 @@ export function timeline(box, columns, title) {
       n++;
     }
   }
-  // Many thin lanes: one line of pixels a lane, written straight into memory and repeated over its
-  // height. Tens of thousands of rectangles would take the browser's painter longer than a frame.
+  // Many thin lanes: one line of pixels a row of spans, written straight into memory. Tens of thousands
+  // of rectangles would take the browser's painter longer than a frame. Where rows are a few pixels
+  // high the lines are stretched by drawImage, so that only they, not the whole picture, are written.
   let pixels = null;
+  const strip = document.createElement("canvas");
   const word = (colour, part = 1, ground = [0, 0, 0]) => {
     const [r, g, b] = [1, 3, 5].map((at, n) => Math.round(parseInt(colour.slice(at, at + 2), 16) * part + ground[n] * (1 - part)));
     return (0xff000000 | (b << 16) | (g << 8) | r) >>> 0;
   };
+  // Writes one row of spans into words from a place on; marked spans are added to the list.
+  function writeLine(words, base, width, line, k, inks, marked) {
+    let filled = -1;
+    for (let n = lower(a.start_ns, line.first, line.last, from - line.longest); n < line.last && a.start_ns[n] <= to; n++) {
+      if (hidden.has(a.kind[n])) continue;
+      const x0 = Math.max(Math.round((a.start_ns[n] - from) * k), 0);
+      const x1 = Math.round((a.start_ns[n] + a.duration_ns[n] - from) * k);
+      if (x1 < 0) continue;
+      if (a.mark[n]) marked.push(n);
+      if (x1 <= filled) continue;
+      filled = Math.max(x1, x0 + 1);
+      // A pixel is left free between neighbours that are wide enough to spare it.
+      const stop = Math.min(x1 - x0 > 3 ? x1 - 1 : filled, width), ink = inks[a.kind[n]];
+      if (stop - x0 > 8) words.fill(ink, base + x0, base + stop);
+      else for (let x = x0; x < stop; x++) words[base + x] = ink;
+    }
+  }
   function drawPixels(context, tones) {
     const ratio = window.devicePixelRatio || 1, width = Math.max(Math.round(room * ratio), 1), height = Math.max(Math.round(body * ratio), 1);
-    if (!pixels || pixels.width !== width || pixels.height !== height) pixels = context.createImageData(width, height);
-    const words = new Uint32Array(pixels.data.buffer), blank = word(tones.blank);
-    const ground = [1, 3, 5].map((at) => parseInt(tones.blank.slice(at, at + 2), 16));
+    const seen = lines.filter((line) => yOf(line) + line.bar * grow > 0 && yOf(line) < body);
+    const ground = [1, 3, 5].map((at) => parseInt(tones.blank.slice(at, at + 2), 16)), blank = word(tones.blank);
     const inks = colours.map((colour, n) => word(colour, h.kinds[n] === "step" ? 0.35 : 1, ground));
-    const k = scale() * ratio, row = new Uint32Array(width), marked = [];
-    let written = 0;
+    const k = scale() * ratio, marked = [], tallEnough = seen.length > 0 && seen[0].bar * grow * ratio >= 3;
+    // Squeezed, rows share pixels: each is written where it stands, what is nested over what it is nested in.
+    const rows = tallEnough ? seen.length : height;
+    if (!pixels || pixels.width !== width || pixels.height !== rows) pixels = context.createImageData(width, rows);
+    const words = new Uint32Array(pixels.data.buffer);
     words.fill(blank);
-    for (const line of lines) {
-      const bar = line.bar * grow, y0 = Math.round(yOf(line) * ratio);
-      const y1 = Math.max(Math.round((yOf(line) + bar - (bar > 2 ? 1 : 0)) * ratio), y0 + 1);
-      if (y1 <= 0 || y0 >= height) continue;
-      // One pixel high: straight into the picture, what is nested over what it is nested in.
-      const flat = y1 - y0 === 1, out = flat ? words : row, base = flat ? y0 * width : 0;
-      if (flat && y0 < 0) continue;
-      if (!flat) row.fill(blank);
-      let filled = -1;
-      for (let n = lower(a.start_ns, line.first, line.last, from - line.longest); n < line.last && a.start_ns[n] <= to; n++) {
-        if (hidden.has(a.kind[n])) continue;
-        const x0 = Math.max(Math.round((a.start_ns[n] - from) * k), 0);
-        const x1 = Math.round((a.start_ns[n] + a.duration_ns[n] - from) * k);
-        if (x1 < 0) continue;
-        if (a.mark[n]) marked.push(n);
-        if (x1 <= filled) continue;
-        filled = Math.max(x1, x0 + 1);
-        // A pixel is left free between neighbours that are wide enough to spare it.
-        const stop = Math.min(x1 - x0 > 3 ? x1 - 1 : filled, width), ink = inks[a.kind[n]];
-        if (stop - x0 > 8) out.fill(ink, base + x0, base + stop);
-        else for (let x = x0; x < stop; x++) out[base + x] = ink;
-      }
-      if (flat) { written = Math.max(written, y1); continue; }
-      for (let at = Math.max(y0, 0); at < Math.min(y1, height); at++) {
-        if (at >= written) { words.set(row, at * width); continue; }
-        // Squeezed, rows share pixels: what is nested lies over what it is nested in.
-        for (let x = 0, place = at * width; x < width; x++, place++) if (row[x] !== blank) words[place] = row[x];
-      }
-      written = Math.max(written, y1);
-    }
-    context.putImageData(pixels, Math.round(left * ratio), 0);
+    seen.forEach((line, n) => {
+      const at = tallEnough ? n : Math.round(yOf(line) * ratio);
+      if (at < 0 || at >= rows) return;
+      writeLine(words, at * width, width, line, k, inks, marked);
+      const more = tallEnough ? 1 : Math.round((yOf(line) + line.bar * grow) * ratio) - at;
+      if (more > 1 && at + 1 < rows) words.copyWithin((at + 1) * width, at * width, (at + 1) * width);
+    });
+    if (tallEnough) {
+      strip.width = width;
+      strip.height = rows;
+      strip.getContext("2d", { alpha: false }).putImageData(pixels, 0, 0);
+      context.imageSmoothingEnabled = false;
+      seen.forEach((line, n) => context.drawImage(strip, 0, n, width, 1, left, Math.round(yOf(line)), room, Math.max(Math.round(line.bar * grow) - 1, 1)));
+    } else context.putImageData(pixels, Math.round(left * ratio), 0);
     context.strokeStyle = tones.bad;
     context.lineWidth = 1.5;
     for (const n of marked) {
