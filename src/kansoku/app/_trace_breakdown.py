@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from kansoku.app._trace_kinds import files_of
 from kansoku.app._trace_set import (
     Progress,
     given_ranks,
@@ -530,6 +531,24 @@ def _cost(rank: int | None, row: CallCost) -> dict[str, Any]:
     }
 
 
+def _other_formats(paths: Sequence[Path | str]) -> list[RankBreakdown]:
+    """Break down what is no Kineto trace; empty where it is one, or nothing."""
+    # Loaded when needed: these readers need Polars, which takes longer than a small trace.
+    if len(paths) == 1 and is_own_run(Path(paths[0])):
+        from kansoku.app._trace_own_run import own_run_breakdowns
+
+        return own_run_breakdowns(Path(paths[0]))
+    if files := files_of("inspector", paths):
+        from kansoku.app._trace_inspector import inspector_breakdown, read_ranks
+
+        return [inspector_breakdown(part) for part in read_ranks(files)]
+    if files := files_of("execution", paths):
+        from kansoku.app._trace_execution import execution_breakdown
+
+        return [execution_breakdown(path) for path in files]
+    return []
+
+
 def breakdown(
     paths: Sequence[Path | str],
     *,
@@ -540,17 +559,14 @@ def breakdown(
 ) -> BreakdownResult:
     """Break down Kineto files, folders and archives, or one run directory of ``kansoku run``.
 
+    NCCL Inspector's files and execution traces are told by their content.
+
     ``ranks`` are ``FILE=N`` for files that do not tell theirs. ``processes`` limits the pool
     (1: stay in this process); ``scheduler`` is the address of a Dask scheduler.
     """
-    if len(paths) == 1 and is_own_run(Path(paths[0])):
-        from kansoku.app._trace_own_run import own_run_breakdowns
-
-        parts = own_run_breakdowns(Path(paths[0]))
-    else:
-        parts = map_traces(
-            break_down, paths, processes=processes, scheduler=scheduler, progress=progress
-        )
+    parts = _other_formats(paths) or map_traces(
+        break_down, paths, processes=processes, scheduler=scheduler, progress=progress
+    )
     claims, verdicts = rank_verdicts(parts, given_ranks(ranks))
     missing = missing_ranks(claims, verdicts)
     order = sorted(

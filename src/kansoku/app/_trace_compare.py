@@ -5,7 +5,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kansoku.app._trace_set import Progress, map_traces, short_name
+from kansoku.app._trace_set import Progress, is_own_run, map_traces, short_name
+from kansoku.errors import InputError
 from kansoku.trace.kineto.compare import Change, ComparePolicy, compare_profiles, profile
 from kansoku.view import Block, Column, Sentence, Table, Tone, View
 
@@ -143,16 +144,33 @@ def compare(
     scheduler: str | None = None,
     progress: Progress | None = None,
 ) -> CompareResult:
-    """Compare two traces (or folders, or archives of many ranks); A is the reference."""
+    """Compare two traces (or folders, or archives of many ranks, or runs); A is the reference."""
     policy = policy or ComparePolicy()
-    left, right = (
-        map_traces(profile, [side], processes=processes, scheduler=scheduler, progress=progress)
-        for side in (a, b)
-    )
+    sides = [Path(side) for side in (a, b)]
+    own = [is_own_run(side) for side in sides]
+    if any(own) and not all(own):
+        raise InputError(
+            "a run by the host's clock and a device trace have no names in common",
+            where=f"{a}, {b}",
+            remedy="compare two runs, or two traces",
+        )
+    if all(own):
+        from kansoku.app._trace_own_run import own_run_profiles
+
+        left, right = (own_run_profiles(side) for side in sides)
+    else:
+        left, right = (
+            map_traces(profile, [side], processes=processes, scheduler=scheduler, progress=progress)
+            for side in sides
+        )
     return CompareResult(
         a=str(a),
         b=str(b),
         found=tuple(compare_profiles(left, right, policy)),
         policy=policy,
-        remarks=tuple(f"{part.file}: {why}" for part in (*left, *right) for why in part.incomplete),
+        remarks=tuple(
+            dict.fromkeys(
+                f"{part.file}: {why}" for part in (*left, *right) for why in part.incomplete
+            )
+        ),
     )

@@ -1,25 +1,37 @@
-"""Our own run directories as breakdowns, by the host's clock."""
+"""Our own run directories in the trace commands, by the host's clock."""
 
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from kansoku.formats.run_directory import read_run
+from kansoku.errors import InputError
+from kansoku.formats.run_directory import RunData, read_run
+from kansoku.model.phase import PHASES
+from kansoku.trace.host_path import HostSpan, LastArrival, host_path
+from kansoku.trace.kineto.arrivals import Arrival, find_stragglers
 from kansoku.trace.kineto.breakdown import Figures, StepFigures
+from kansoku.trace.kineto.compare import Profile, summary
+from kansoku.trace.kineto.critical_path import RankPaths
 from kansoku.trace.kineto.intervals import IntervalSet, union
 from kansoku.trace.kineto.report import RankBreakdown
 from kansoku.trace.kineto.tables import CollectiveRow
 from kansoku.trace.steps import step_rows
 
-__all__ = ["own_run_breakdowns"]
+__all__ = ["own_run_arrivals", "own_run_breakdowns", "own_run_paths", "own_run_profiles"]
 
 _WORK = ("forward_ns", "backward_ns", "optimizer_ns")
 _REMARK = (
     "own run: figures are by the host's clock (compute = forward, backward and optimizer outside "
     "collectives; exposed comm = the main thread blocked); kernels were not traced"
+)
+_PATH_REMARK = (
+    "own run: the path is the main thread's, by the host's clock; device rows were not traced"
 )
 
 
@@ -65,6 +77,164 @@ def own_run_breakdowns(path: Path) -> list[RankBreakdown]:
                 collectives=tuple(_collective(row) for row in collectives.iter_rows(named=True)),
                 incomplete=tuple(data.missing),
                 notes=(_REMARK,),
+            )
+        )
+    return parts
+
+
+def own_run_arrivals(data: RunData) -> dict[int, list[Arrival]]:
+    """Return the finished collectives of each rank."""
+    spans = data.spans.filter(
+        (pl.col("kind") == "collective")
+        & pl.col("duration_ns").is_not_null()
+        & pl.col("rank").is_not_null()
+    )
+    by_rank: defaultdict[int, list[Arrival]] = defaultdict(list)
+    for rank, name, group, sequence, start, duration in spans.select(
+        "rank", "name", "group", "sequence", "start_ns", "duration_ns"
+    ).iter_rows():
+        by_rank[rank].append(
+            Arrival(
+                operation=name or "collective",
+                group=group,
+                sequence=sequence,
+                start_ns=start,
+                end_ns=start + duration,
+            )
+        )
+    return dict(by_rank)
+
+
+def own_run_paths(path: Path, *, steps: bool) -> list[RankPaths]:
+    """Return what bounds each step of each rank (``steps=False``: all of its steps together)."""
+    data = read_run(path)
+    rows = _finished_steps(data, path)
+    last = _last_arrivals(data)
+    world = next((facts.world_size for facts in data.facts.ranks if facts.world_size), None)
+    parts = []
+    for rank in sorted(rows["rank"].unique().to_list()):
+        own = rows.filter(pl.col("rank") == rank).sort("start_ns")
+        windows = [
+            (step, start, start + length)
+            for step, start, length in own.select("step", "start_ns", "duration_ns").iter_rows()
+        ]
+        if not steps:
+            windows = [(None, windows[0][1], max(end for _, _, end in windows))]
+        spans = _main_thread(data.spans, rank)
+        reach = list(accumulate((span.end_ns for span in spans), max))
+        parts.append(
+            RankPaths(
+                file=str(path),
+                said_rank=rank,
+                named_rank=None,
+                world_size=world,
+                base_ns=0,
+                paths=tuple(
+                    host_path(
+                        step, start, end, _between(spans, reach, start, end), last.get(rank, {})
+                    )
+                    for step, start, end in windows
+                    if end > start
+                ),
+                incomplete=(*data.missing, _PATH_REMARK),
+            )
+        )
+    return parts
+
+
+def _finished_steps(data: RunData, path: Path) -> pl.DataFrame:
+    steps = step_rows(data.spans, facts=data.facts, resources=data.resources)
+    rows = steps.filter(pl.col("duration_ns").is_not_null() & pl.col("rank").is_not_null())
+    if rows.is_empty():
+        raise InputError("the run recorded no finished step", where=str(path))
+    return rows
+
+
+def _main_thread(spans: pl.DataFrame, rank: int) -> list[HostSpan]:
+    """Return the closed spans of the thread that its steps are on, in order of their starts."""
+    own = spans.filter((pl.col("rank") == rank) & pl.col("duration_ns").is_not_null())
+    threads = own.filter(pl.col("kind") == "step")["thread"].drop_nulls()
+    main = threads[0] if len(threads) else None
+    kept = own.filter(
+        ~pl.col("kind").is_in(["step", "note"])
+        & ((pl.col("thread") == main) | pl.col("thread").is_null() | pl.lit(main is None))
+        # Issued without blocking: the thread went on, and what it waited has a span of its own.
+        & ~pl.col("attributes").str.contains('"async":true', literal=True).fill_null(value=False)
+    ).sort("start_ns")
+    return [
+        HostSpan(
+            kind=kind,
+            name=name or kind,
+            start_ns=start,
+            end_ns=start + length,
+            collective=(group, name or "collective", sequence)
+            if kind == "collective" and sequence is not None
+            else None,
+        )
+        for kind, name, group, sequence, start, length in kept.select(
+            "kind", "name", "group", "sequence", "start_ns", "duration_ns"
+        ).iter_rows()
+    ]
+
+
+def _between(spans: list[HostSpan], reach: list[int], start: int, end: int) -> list[HostSpan]:
+    """Return at least the spans that touch a window; ``reach`` is the latest end so far."""
+    low = bisect_right(reach, start)
+    return spans[low : bisect_left(spans, end, key=lambda span: span.start_ns)]
+
+
+def _last_arrivals(
+    data: RunData,
+) -> dict[int, dict[tuple[str | None, str, int], LastArrival]]:
+    """Return for each rank and collective when its last member came, on the rank's own clock."""
+    found: defaultdict[int, dict[tuple[str | None, str, int], LastArrival]] = defaultdict(dict)
+    arrivals = own_run_arrivals(data)
+    starts = {
+        (rank, row.group, row.operation, row.sequence): row.start_ns
+        for rank, rows in arrivals.items()
+        for row in rows
+    }
+    for one in find_stragglers(arrivals).collectives:
+        for rank, after_first in one.arrivals:
+            own = starts.get((rank, one.group, one.operation, one.sequence))
+            if own is not None:
+                found[rank][one.group, one.operation, one.sequence] = LastArrival(
+                    rank=one.last_rank, at_ns=own + one.spread_ns - after_first
+                )
+    return found
+
+
+def own_run_profiles(path: Path) -> list[Profile]:
+    """Return what a comparison needs of each rank: phases of its steps, and collectives."""
+    data = read_run(path)
+    rows = _finished_steps(data, path)
+    closed = data.spans.filter(
+        (pl.col("kind") == "collective") & pl.col("duration_ns").is_not_null()
+    )
+    parts = []
+    for rank in sorted(rows["rank"].unique().to_list()):
+        own = rows.filter(pl.col("rank") == rank)
+        grouped: defaultdict[str, list[int]] = defaultdict(list)
+        for name, size, length in (
+            closed.filter(pl.col("rank") == rank).select("name", "bytes", "duration_ns").iter_rows()
+        ):
+            grouped[f"{name or 'collective'}{'' if size is None else f' {size} B'}"].append(length)
+        phases = {"step": "duration_ns", **{p.value: f"{p.value}_ns" for p in PHASES}}
+        parts.append(
+            Profile(
+                file=str(path),
+                steps=len(own),
+                kernels={},
+                collectives={
+                    name: summary(np.sort(np.array(lengths, np.int64)))
+                    for name, lengths in grouped.items()
+                },
+                operators={},
+                phases={
+                    name.replace("_", " "): tuple(own[column].fill_null(0).to_list())
+                    for name, column in phases.items()
+                },
+                incomplete=tuple(data.missing),
             )
         )
     return parts

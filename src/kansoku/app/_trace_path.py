@@ -6,7 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kansoku.app._trace_set import Progress, given_ranks, map_traces, rank_verdicts, short_name
+from kansoku.app._trace_set import (
+    Progress,
+    given_ranks,
+    is_own_run,
+    map_traces,
+    rank_verdicts,
+    short_name,
+)
 from kansoku.trace.kineto.critical_path import CRITICAL_KINDS, CriticalPath, RankPaths, RankWalk
 from kansoku.view import Block, Column, Sentence, Span, Table, Timeline, Tone, View
 
@@ -171,10 +178,22 @@ def critical_path(
     scheduler: str | None = None,
     progress: Progress | None = None,
 ) -> CriticalPathResult:
-    """Walk the critical path of each step (``steps=False``: of each whole file)."""
-    parts = map_traces(
-        RankWalk(steps=steps), paths, processes=processes, scheduler=scheduler, progress=progress
-    )
+    """Walk the critical path of each step (``steps=False``: of each whole file).
+
+    Paths hold Kineto traces, or are one run directory of ``kansoku run``.
+    """
+    if len(paths) == 1 and is_own_run(Path(paths[0])):
+        from kansoku.app._trace_own_run import own_run_paths
+
+        parts = own_run_paths(Path(paths[0]), steps=steps)
+    else:
+        parts = map_traces(
+            RankWalk(steps=steps),
+            paths,
+            processes=processes,
+            scheduler=scheduler,
+            progress=progress,
+        )
     _, verdicts = rank_verdicts(parts, given_ranks(ranks))
     order = sorted(
         range(len(parts)),
@@ -183,9 +202,12 @@ def critical_path(
     return CriticalPathResult(
         parts=tuple(parts[n] for n in order),
         ranks_of=tuple(verdicts[n].rank for n in order),
+        # Once each: the ranks of one run directory share its remarks.
         remarks=tuple(
-            f"{parts[n].file}: {why}"
-            for n in order
-            for why in (*parts[n].incomplete, *verdicts[n].problems)
+            dict.fromkeys(
+                f"{parts[n].file}: {why}"
+                for n in order
+                for why in (*parts[n].incomplete, *verdicts[n].problems)
+            )
         ),
     )

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kansoku.app._trace_kinds import files_of
 from kansoku.app._trace_set import Progress, given_ranks, is_own_run, map_traces, rank_verdicts
 from kansoku.errors import InputError
 from kansoku.trace.kineto.arrival_rows import rank_arrivals
@@ -169,10 +170,13 @@ def stragglers(
 ) -> StragglersResult:
     """Match the collectives of many ranks and name those that the others wait for.
 
-    Paths hold Kineto traces of one job, or are one run directory of ``kansoku run``.
+    Paths hold Kineto traces of one job, or NCCL Inspector's files of its ranks, or are one run
+    directory of ``kansoku run``.
     """
     if len(paths) == 1 and is_own_run(Path(paths[0])):
         return _own_run(Path(paths[0]), policy)
+    if files := files_of("inspector", paths):
+        return _inspector(files, policy)
     parts = map_traces(
         rank_arrivals, paths, processes=processes, scheduler=scheduler, progress=progress
     )
@@ -190,30 +194,26 @@ def stragglers(
     return StragglersResult(report=find_stragglers(by_rank, policy), remarks=tuple(remarks))
 
 
-def _own_run(path: Path, policy: ArrivalPolicy | None) -> StragglersResult:
-    import polars as pl
+def _inspector(files: Sequence[Path], policy: ArrivalPolicy | None) -> StragglersResult:
+    from kansoku.app._trace_inspector import inspector_arrivals, read_ranks
 
+    parts = read_ranks(files)
+    remarks = ["NCCL Inspector: arrivals are told by durations, members taken to end together"]
+    remarks += [
+        f"{part.file}: {part.damaged} damaged stretches were left out"
+        for part in parts
+        if part.damaged
+    ]
+    report = find_stragglers(inspector_arrivals(parts), policy)
+    return StragglersResult(report=report, remarks=tuple(remarks))
+
+
+def _own_run(path: Path, policy: ArrivalPolicy | None) -> StragglersResult:
+    from kansoku.app._trace_own_run import own_run_arrivals
     from kansoku.formats.run_directory import read_run
 
     data = read_run(path)
-    spans = data.spans.filter(
-        (pl.col("kind") == "collective")
-        & pl.col("duration_ns").is_not_null()
-        & pl.col("rank").is_not_null()
-    )
-    if spans.is_empty():
+    by_rank = own_run_arrivals(data)
+    if not by_rank:
         raise InputError("the run recorded no finished collective", where=str(path))
-    by_rank: dict[int, list[Arrival]] = {}
-    for rank, name, group, sequence, start, duration in spans.select(
-        "rank", "name", "group", "sequence", "start_ns", "duration_ns"
-    ).iter_rows():
-        by_rank.setdefault(rank, []).append(
-            Arrival(
-                operation=name or "collective",
-                group=group,
-                sequence=sequence,
-                start_ns=start,
-                end_ns=start + duration,
-            )
-        )
     return StragglersResult(report=find_stragglers(by_rank, policy), remarks=tuple(data.missing))

@@ -15,7 +15,7 @@ import polars as pl
 from kansoku.errors import InputError
 from kansoku.model.tables import table_schema
 
-__all__ = ["InspectorFile", "read_inspector"]
+__all__ = ["InspectorFile", "is_inspector", "read_inspector"]
 
 _LARGEST_BYTES = 4 << 30
 _CHUNK = 1 << 20
@@ -31,6 +31,11 @@ class InspectorFile:
     writing minus the duration where events were not traced (``attributes`` says which)."""
     damaged: int
     """Stretches that were no object of this format."""
+
+
+def is_inspector(head: bytes) -> bool:
+    """Say whether a file's first bytes are of this format."""
+    return b'"coll_perf"' in head or b'"p2p_perf"' in head
 
 
 def read_inspector(path: Path, *, run: str | None = None) -> InspectorFile:
@@ -99,6 +104,7 @@ def _row(item: Mapping[str, Any], run: str | None, number: int) -> tuple[Any, ..
             "nodes": header.get("nnodes"),
             "start": "traced" if traced else "written minus duration",
             "timing": work.get(f"{prefix}_timing_source"),
+            "algorithm_bytes_per_s": _giga(work.get(f"{prefix}_algobw_gbs")),
             "bus_bytes_per_s": _giga(work.get(f"{prefix}_busbw_gbs")),
             "host": meta.get("hostname"),
             "pid": meta.get("pid"),

@@ -2,8 +2,10 @@
 
 import polars as pl
 import pytest
+from tests.labs.kineto_files import Job, text, write
 
-from kansoku.app.trace import breakdown, convert, stragglers
+from kansoku.app.trace import breakdown, compare, convert, critical_path, stragglers
+from kansoku.errors import InputError
 from kansoku.model import ring
 
 MS = 1_000_000
@@ -81,3 +83,45 @@ def test_convert(run, tmp_path):
     assert [row["rank"] for row in back["ranks"]] == [0, 1, 2, 3]
     result = convert([run], to="perfetto", out=tmp_path / "t.perfetto-trace")
     assert result.files[0][1] == 160
+
+
+def test_critical_path_tells_waiting_from_transfer(run):
+    answer = critical_path([run]).to_json()
+    rows = {(row["rank"], row["step"]): row for row in answer["paths"]}
+    assert len(rows) == 40
+    # Forward 10 and backward 15 outside the all-reduce; 5 in it, of which 3 wait for rank 2.
+    early, late = rows[0, 4], rows[2, 4]
+    assert early["span_us"] == late["span_us"] == 40_000
+    assert (early["compute_us"], late["compute_us"]) == (25_000, 28_000)
+    assert (early["synchronisation_us"], late["synchronisation_us"]) == (3_000, 0)
+    assert (early["communication_us"], late["communication_us"]) == (2_000, 2_000)
+    assert (early["host_us"], late["host_us"]) == (10_000, 10_000)
+    waits = {
+        row["name"]: row["total_us"]
+        for row in answer["rows"]
+        if (row["rank"], row["step"], row["kind"]) == (0, 4, "synchronisation")
+    }
+    assert waits == {"wait for rank 2": 3_000.0}
+    whole = critical_path([run], steps=False).to_json()["paths"]
+    assert [(row["rank"], row["span_us"]) for row in whole] == [(n, 400_000) for n in range(4)]
+    assert any("main thread" in why for why in answer["incomplete"])
+
+
+def test_compare_finds_the_slower_phase(run, tmp_path):
+    for rank in range(4):
+        write_rank(tmp_path / "other", rank, late_ns=3 * MS)
+    found = {(row.what, row.name): row for row in compare(run, tmp_path / "other").found}
+    # Three of four ranks spend 3 ms more in forward and 3 ms less in the all-reduce.
+    forward, collective = found["phase", "forward"], found["phase", "collective"]
+    assert forward.difference_ns == pytest.approx(3 * MS * 3 / 4)
+    assert collective.difference_ns == pytest.approx(-3 * MS * 3 / 4)
+    assert (forward.reason, collective.reason) == ("slower", "faster")
+    assert found["phase", "optimizer"].significant is not True
+    assert found["collective", "all_reduce 1048576 B"].reason == "faster"
+    assert all(not row.significant for row in compare(run, run).found)
+
+
+def test_compare_refuses_a_run_and_a_trace(run, tmp_path):
+    trace = write(tmp_path / "rank0.json", text(Job()))
+    with pytest.raises(InputError, match="no names in common"):
+        compare(run, trace)

@@ -16,7 +16,16 @@ from kansoku.formats.kineto import KinetoTrace
 from kansoku.trace.kineto.intervals import IntervalSet, gaps, intersect, union
 from kansoku.trace.kineto.rows import DeviceRows, codes_in
 
-__all__ = ["Figures", "IdleSplit", "StepFigures", "Unions", "figures", "find_steps", "unions"]
+__all__ = [
+    "NO_FIGURES",
+    "Figures",
+    "IdleSplit",
+    "StepFigures",
+    "Unions",
+    "figures",
+    "find_steps",
+    "unions",
+]
 
 _PROFILER_STEP = re.compile(r"ProfilerStep[*#]?\s*#?(\d+)")
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")

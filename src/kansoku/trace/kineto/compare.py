@@ -19,7 +19,7 @@ from kansoku.trace.kineto.breakdown import Figures, figures, find_steps, unions
 from kansoku.trace.kineto.rows import device_rows
 from kansoku.trace.kineto.tables import collectives
 
-__all__ = ["Change", "ComparePolicy", "Profile", "compare_profiles", "profile"]
+__all__ = ["Change", "ComparePolicy", "Profile", "compare_profiles", "profile", "summary"]
 
 _SAMPLE = 2048
 """Durations kept of one kernel name and file: evenly spaced order statistics."""
@@ -58,7 +58,7 @@ class Profile:
     collectives: Mapping[str, tuple[int, int, NDArray[np.int64]]]
     operators: Mapping[str, tuple[int, int, float]]
     phases: Mapping[str, tuple[int, ...]]
-    """Phase to ns of each step."""
+    """Phase to ns of each step; a trace's phases are figures of its device, a run's the host's."""
     incomplete: tuple[str, ...]
 
 
@@ -112,9 +112,9 @@ def profile(trace: KinetoTrace, named_rank: int | None) -> Profile:
     return Profile(
         file=trace.file,
         steps=max(len(steps), 1),
-        kernels={name: _summary(values) for name, values in by_name.items()},
+        kernels={name: summary(values) for name, values in by_name.items()},
         collectives={
-            name: _summary(np.sort(np.array(values, np.int64))) for name, values in grouped.items()
+            name: summary(np.sort(np.array(values, np.int64))) for name, values in grouped.items()
         },
         operators=dict(trace.operators),
         phases=_phases([step.figures for step in steps] or [whole]),
@@ -129,7 +129,7 @@ def _phases(windows: Sequence[Figures]) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _summary(values: NDArray[np.int64]) -> tuple[int, int, NDArray[np.int64]]:
+def summary(values: NDArray[np.int64]) -> tuple[int, int, NDArray[np.int64]]:
     """Return calls, total and at most _SAMPLE order statistics of sorted durations."""
     sample = values
     if len(values) > _SAMPLE:
@@ -196,7 +196,7 @@ def _phase_changes(
     a: Sequence[Profile], b: Sequence[Profile], policy: ComparePolicy
 ) -> list[Change]:
     found = []
-    for name in _PHASES:
+    for name in dict.fromkeys(name for part in (*a, *b) for name in part.phases):
         left = [value for part in a for value in part.phases.get(name, ())]
         right = [value for part in b for value in part.phases.get(name, ())]
         if not left and not right:

@@ -22,7 +22,15 @@ from kansoku.formats.kineto import KinetoTrace
 from kansoku.trace.kineto.breakdown import find_steps, unions
 from kansoku.trace.kineto.rows import DeviceRows, device_rows
 
-__all__ = ["CRITICAL_KINDS", "CriticalPath", "PathRow", "RankPaths", "RankWalk", "critical_path"]
+__all__ = [
+    "CRITICAL_KINDS",
+    "CriticalPath",
+    "PathRow",
+    "RankPaths",
+    "RankWalk",
+    "critical_path",
+    "sum_segments",
+]
 
 CRITICAL_KINDS = (
     "compute",
@@ -192,7 +200,7 @@ class _Walker:
             row, at = self._before(row, at, note)
             if row < 0:
                 note("host", "", start, at)
-        return self._sum(step, start, end, segments)
+        return sum_segments(step, start, end, segments)
 
     def _latest_running(self, end: int, place: int) -> int:
         """Return the row that is last at work before the end of the window; -1 if none."""
@@ -256,25 +264,27 @@ class _Walker:
     def _name(self, row: int) -> str:
         return self._trace.names[int(self._rows.name[row])]
 
-    def _sum(
-        self, step: int | None, start: int, end: int, segments: list[tuple[str, str, int, int]]
-    ) -> CriticalPath:
-        totals = dict.fromkeys(CRITICAL_KINDS, 0)
-        named: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-        for kind, name, low, high in segments:
-            totals[kind] += high - low
-            entry = named[(kind, name)]
-            entry[0] += 1
-            entry[1] += high - low
-        rows = [
-            PathRow(kind=kind, name=name, count=count, total_ns=total)
-            for (kind, name), (count, total) in named.items()
-        ]
-        return CriticalPath(
-            step=step,
-            start_ns=start,
-            end_ns=end,
-            totals_ns=totals,
-            rows=tuple(sorted(rows, key=lambda r: (-r.total_ns, r.kind, r.name))),
-            segments=tuple(sorted(segments, key=lambda s: (s[2], s[3]))),
-        )
+
+def sum_segments(
+    step: int | None, start: int, end: int, segments: list[tuple[str, str, int, int]]
+) -> CriticalPath:
+    """Return the path that segments (kind, name, start, end) make up."""
+    totals = dict.fromkeys(CRITICAL_KINDS, 0)
+    named: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for kind, name, low, high in segments:
+        totals[kind] += high - low
+        entry = named[(kind, name)]
+        entry[0] += 1
+        entry[1] += high - low
+    rows = [
+        PathRow(kind=kind, name=name, count=count, total_ns=total)
+        for (kind, name), (count, total) in named.items()
+    ]
+    return CriticalPath(
+        step=step,
+        start_ns=start,
+        end_ns=end,
+        totals_ns=totals,
+        rows=tuple(sorted(rows, key=lambda r: (-r.total_ns, r.kind, r.name))),
+        segments=tuple(sorted(segments, key=lambda s: (s[2], s[3]))),
+    )

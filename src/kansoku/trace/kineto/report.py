@@ -60,8 +60,8 @@ class RankBreakdown:
     queues: tuple[QueueRow, ...]
     annotations: tuple[CallCost, ...]
     modules: tuple[CallCost, ...]
-    operators: tuple[tuple[str, int, int], ...]
-    """Host operators: name, calls, total ns; longest first."""
+    operators: tuple[tuple[str, int, int | None], ...]
+    """Host operators: name, calls, total ns (None without a clock); longest first."""
     collectives: tuple[CollectiveRow, ...]
     incomplete: tuple[str, ...]
     notes: tuple[str, ...]
@@ -113,9 +113,9 @@ def break_down(trace: KinetoTrace, named_rank: int | None = None) -> RankBreakdo
         annotations=tuple(call_costs(trace, rows, RowKind.ANNOTATION)),
         modules=tuple(call_costs(trace, rows, RowKind.MODULE)),
         operators=tuple(
-            sorted(
-                ((name, calls, total) for name, (calls, total, _) in trace.operators.items()),
-                key=lambda row: (-row[2], row[0]),
+            (name, calls, total)
+            for name, (calls, total, _) in sorted(
+                trace.operators.items(), key=lambda item: (-item[1][1], item[0])
             )
         ),
         collectives=tuple(collectives(trace, rows)),
