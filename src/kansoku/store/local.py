@@ -344,14 +344,14 @@ class LocalStore:
                 )
             cursor.register("wanted", pa.table({"id": pa.array(ids)}))
             sql = range_sql(grid, how, samples=samples, rollups=rollups)
-            frame = cursor.sql(f"SELECT * FROM ({sql}) ORDER BY series, time_ns").pl()
-        labels = pl.DataFrame(
-            {"series": ids, "labels": [dictionary.labels[number] for number in ids.tolist()]}
-        )
-        found = frame.join(labels, on="series", how="left", maintain_order="left").select(
+            frame = _frame(cursor.sql(f"SELECT * FROM ({sql}) ORDER BY series, time_ns"))
+        texts = {number: dictionary.labels[number] for number in ids.tolist()}
+        if by is not None:
+            return merge_across(frame, texts, by, across)
+        labels = pl.DataFrame({"series": ids, "labels": list(texts.values())})
+        return frame.join(labels, on="series", how="left", maintain_order="left").select(
             "labels", "time_ns", "value"
         )
-        return found if by is None else merge_across(found, by, across)
 
     def _delta(
         self,
@@ -363,6 +363,7 @@ class LocalStore:
         across: str,
     ) -> pl.DataFrame:
         """Growth of a metric whose samples are increments already."""
+        # avg, min, max and sum across series commute with the scale; a count has none.
         sums = self.metric_range(
             metric,
             matchers,
@@ -370,10 +371,13 @@ class LocalStore:
             end_ns=grid.end_ns,
             step_ns=grid.step_ns,
             aggregate="sum",
+            by=by,
+            across=across,
         )
+        if across == "count" and by is not None:
+            return sums
         scale = 1e9 / grid.step_ns if how is Aggregate.RATE else 1.0
-        sums = sums.with_columns(pl.col("value") * scale)
-        return sums if by is None else merge_across(sums, by, across)
+        return sums.with_columns(pl.col("value") * scale)
 
     def _samples(
         self,

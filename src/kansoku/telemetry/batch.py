@@ -1,66 +1,88 @@
 """A batch of rows of several tables as bytes: what the spool keeps and our Arrow transport sends.
 
-``KAB1``, then for each table: length of its name (u16), name, length of its data (u64), an Arrow
-IPC stream with zstd buffers. Numbers are little endian. The schema's metadata carries, as JSON,
-``kansoku.resource`` (resource attributes of the sender) and ``kansoku.metrics`` (metric name to
-unit, kind and description). Any Arrow library reads the streams.
+``KAB2``, the length (u32) of a JSON header and the header, then for each table: length of its name
+(u16), name, length of its data (u64), an Arrow IPC stream with zstd buffers. Numbers are little
+endian. The header holds ``resource`` (resource attributes of the sender) and ``metrics`` (metric
+name to unit, kind and description). Any Arrow library reads the streams. ``KAB1``, which spools
+of older agents hold, has no header: the same JSON stands in each schema's metadata, as
+``kansoku.resource`` and ``kansoku.metrics``.
+
+Frames are written by Polars, so that an agent that only sends never loads PyArrow: 24 MB.
 """
 
+import io
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
-import pyarrow as pa
+import polars as pl
 
 from kansoku.errors import InputError
 from kansoku.model import TABLES
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 __all__ = ["CONTENT_TYPE", "pack_batch", "unpack_batch"]
 
 CONTENT_TYPE = "application/vnd.kansoku.arrow"
-_MAGIC = b"KAB1"
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
+_MAGIC, _OLD_MAGIC = b"KAB2", b"KAB1"
 _RESOURCE, _METRICS = b"kansoku.resource", b"kansoku.metrics"
 
 
 def pack_batch(
-    tables: Mapping[str, pa.Table],
+    tables: "Mapping[str, pl.DataFrame | pa.Table]",
     *,
     resource: Mapping[str, str] | None = None,
     metrics: Mapping[str, Mapping[str, str]] | None = None,
 ) -> bytes:
     """Return the bytes of a batch."""
-    parts = [_MAGIC]
+    header = orjson.dumps(
+        {
+            "resource": dict(resource or {}),
+            "metrics": {name: dict(info) for name, info in (metrics or {}).items()},
+        }
+    )
+    parts = [_MAGIC, struct.pack("<I", len(header)), header]
     for name, rows in tables.items():
-        metadata = {_RESOURCE: orjson.dumps(dict(resource or {}))}
-        if name == "metrics":
-            metadata[_METRICS] = orjson.dumps({k: dict(v) for k, v in (metrics or {}).items()})
-        sink = pa.BufferOutputStream()
-        table = rows.replace_schema_metadata(metadata)
-        with pa.ipc.new_stream(sink, table.schema, options=_OPTIONS) as writer:
-            writer.write_table(table)
-        data = sink.getvalue()
+        data = _frame_stream(rows) if isinstance(rows, pl.DataFrame) else _arrow_stream(rows)
         raw = name.encode()
         parts += [struct.pack("<H", len(raw)), raw, struct.pack("<Q", len(data)), data]
     return b"".join(parts)
 
 
+def _frame_stream(rows: pl.DataFrame) -> bytes:
+    sink = io.BytesIO()
+    rows.write_ipc_stream(sink, compression="zstd", compat_level=pl.CompatLevel.oldest())
+    return sink.getvalue()
+
+
+def _arrow_stream(rows: "pa.Table") -> bytes:
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
+        writer.write_table(rows)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
 def unpack_batch(
     payload: bytes, *, max_bytes: int = 1 << 30
-) -> tuple[dict[str, pa.Table], dict[str, str], dict[str, dict[str, str]]]:
+) -> "tuple[dict[str, pa.Table], dict[str, str], dict[str, dict[str, str]]]":
     """Return tables, resource attributes and metric descriptions.
 
     Raises InputError for anything malformed, and for data that would exceed ``max_bytes`` in
     memory.
     """
-    if payload[:4] != _MAGIC:
-        raise InputError("not a kansoku Arrow batch: it does not begin with KAB1")
+    import pyarrow as pa
+
+    resource, metrics, start = _header(payload)
     tables: dict[str, pa.Table] = {}
-    resource: dict[str, str] = {}
-    metrics: dict[str, dict[str, str]] = {}
     room = max_bytes
-    for name, data in _sections(memoryview(payload)):
+    for name, data in _sections(memoryview(payload), start):
         if name not in TABLES or name in tables:
             raise InputError(f"batch: no table {name!r}, or twice; known: {', '.join(TABLES)}")
         try:
@@ -75,8 +97,24 @@ def unpack_batch(
     return tables, resource, metrics
 
 
-def _sections(view: memoryview) -> Iterator[tuple[str, memoryview]]:
-    at = len(_MAGIC)
+def _header(payload: bytes) -> tuple[dict[str, str], dict[str, dict[str, str]], int]:
+    """Return resource, metrics, and where the tables begin."""
+    if payload[:4] == _OLD_MAGIC:
+        return {}, {}, len(_OLD_MAGIC)
+    if payload[:4] != _MAGIC:
+        raise InputError("not a kansoku Arrow batch: it begins with neither KAB2 nor KAB1")
+    try:
+        (size,) = struct.unpack_from("<I", payload, len(_MAGIC))
+        start = len(_MAGIC) + 4
+        header = orjson.loads(payload[start : start + size])
+        metrics = {str(name): _texts(info) for name, info in header["metrics"].items()}
+        return _texts(header["resource"]), metrics, start + size
+    except (struct.error, orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+        raise InputError(f"batch: its header is cut off or garbled: {error}") from None
+
+
+def _sections(view: memoryview, start: int) -> Iterator[tuple[str, memoryview]]:
+    at = start
     while at < len(view):
         try:
             (size,) = struct.unpack_from("<H", view, at)
@@ -92,8 +130,10 @@ def _sections(view: memoryview) -> Iterator[tuple[str, memoryview]]:
         at += length
 
 
-def _read_stream(data: memoryview, room: int) -> tuple[pa.Table, int]:
+def _read_stream(data: memoryview, room: int) -> "tuple[pa.Table, int]":
     """Read record batches while they fit; validate every one before it is trusted."""
+    import pyarrow as pa
+
     batches = []
     with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
         for batch in reader:

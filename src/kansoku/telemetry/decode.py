@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kansoku.errors import InputError
+from kansoku.telemetry import profiles
 from kansoku.telemetry.decode_plain import Decoded, decode_plain
 
 __all__ = ["REQUESTS", "decode", "decode_json"]
@@ -24,7 +25,12 @@ REQUESTS: dict[str, Any] = {
     "metrics": ExportMetricsServiceRequest,
     "logs": ExportLogsServiceRequest,
 }
-_HEX_KEYS = {"traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id"}
+if profiles.OFFERED:
+    REQUESTS["profiles"] = profiles.request_type()
+_HEX_KEYS = {
+    "traceId", "spanId", "parentSpanId", "profileId", "trace_id", "span_id", "parent_span_id",
+    "profile_id",
+}  # fmt: skip
 _DEEPEST = 100
 
 
@@ -49,7 +55,15 @@ def decode(signal: str, payload: bytes, *, received_ns: int) -> Decoded:
         request = REQUESTS[signal].FromString(payload)
     except DecodeError as error:
         raise InputError(f"malformed protobuf of {signal}: {error}") from None
-    return decode_plain(signal, request, received_ns=received_ns)
+    return _walk(signal, request, received_ns)
+
+
+def _walk(signal: str, request: Any, received_ns: int) -> Decoded:
+    if signal != "profiles":
+        return decode_plain(signal, request, received_ns=received_ns)
+    decoded = Decoded()
+    profiles.decode_profiles(request, decoded)
+    return decoded
 
 
 def decode_json(signal: str, payload: bytes, *, received_ns: int) -> Decoded:
@@ -63,7 +77,7 @@ def decode_json(signal: str, payload: bytes, *, received_ns: int) -> Decoded:
         )
     except (orjson.JSONDecodeError, ParseError, ValueError, TypeError, RecursionError) as error:
         raise InputError(f"malformed JSON of {signal}: {error}") from None
-    return decode_plain(signal, request, received_ns=received_ns)
+    return _walk(signal, request, received_ns)
 
 
 def _base64_ids(value: Any, depth: int) -> Any:

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
-import pyarrow as pa
 
 from kansoku.errors import ConfigurationError, InputError
 from kansoku.model import table_schema
@@ -23,6 +23,9 @@ from kansoku.telemetry.transport import (
     Tls,
     Transport,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Exporter", "ExporterCounts", "make_transport"]
 
@@ -114,7 +117,7 @@ class Exporter:
         self._clock_ns = clock_ns
         self._changed = threading.Condition()
         self._memory: deque[Record] = deque()
-        self._gathering: dict[str, list[pa.Table]] = {}
+        self._gathering: dict[str, list[pl.DataFrame | pa.Table]] = {}
         self._gathering_rows = 0
         self._gathering_since: float | None = None
         self._closing = False
@@ -132,7 +135,7 @@ class Exporter:
         """The sender's name at the receiver, kept with the spool."""
         return self._spool.identity
 
-    def put(self, table: str, rows: pl.DataFrame | pa.Table, *, durable: bool = True) -> None:
+    def put(self, table: str, rows: "pl.DataFrame | pa.Table", *, durable: bool = True) -> None:
         """Take rows of a table for sending.
 
         A durable put returns when the rows are on disk. Otherwise they gather in memory with
@@ -141,19 +144,19 @@ class Exporter:
         self.put_tables({table: rows}, durable=durable)
 
     def put_tables(
-        self, tables: Mapping[str, pl.DataFrame | pa.Table], *, durable: bool = True
+        self, tables: "Mapping[str, pl.DataFrame | pa.Table]", *, durable: bool = True
     ) -> None:
         """Take rows of several tables; a durable put keeps and sends them as one batch."""
-        arrow = {name: _checked(name, rows) for name, rows in tables.items() if len(rows)}
-        count = sum(len(rows) for rows in arrow.values())
+        good = {name: _checked(name, rows) for name, rows in tables.items() if len(rows)}
+        count = sum(len(rows) for rows in good.values())
         if not count:
             return
         with self._changed:
             self._in += count
             if durable:
-                self._keep(arrow)
+                self._keep(good)
             else:
-                for name, rows in arrow.items():
+                for name, rows in good.items():
                     self._gathering.setdefault(name, []).append(rows)
                 self._gathering_rows += count
                 self._gathering_since = self._gathering_since or time.monotonic()
@@ -164,18 +167,13 @@ class Exporter:
     def _close_batch(self) -> None:
         gathered, self._gathering = self._gathering, {}
         self._gathering_rows, self._gathering_since = 0, None
-        self._keep(
-            {
-                name: pa.concat_tables(parts, promote_options="default")
-                for name, parts in gathered.items()
-            }
-        )
+        self._keep({name: _joined(parts) for name, parts in gathered.items()})
 
-    def _keep(self, tables: dict[str, pa.Table]) -> None:
+    def _keep(self, tables: "dict[str, pl.DataFrame | pa.Table]") -> None:
         rows = sum(len(table) for table in tables.values())
         info: dict[str, Mapping[str, str]] = {}
         if "metrics" in tables:
-            for name in tables["metrics"].column("metric").unique().to_pylist():
+            for name in _metric_names(tables["metrics"]):
                 if (found := self._describe(name)) is not None:
                     info[name] = _info(found)
         payload = pack_batch(tables, resource=self._resource, metrics=info)
@@ -284,14 +282,32 @@ def _info(info: MetricInfo) -> Mapping[str, str]:
     return {"unit": info.unit, "kind": info.kind, "description": info.description}
 
 
-def _checked(table: str, rows: pl.DataFrame | pa.Table) -> pa.Table:
-    """Return the rows as Arrow; raise InputError for a table or column nobody knows."""
+def _checked(table: str, rows: "pl.DataFrame | pa.Table") -> "pl.DataFrame | pa.Table":
+    """Return the rows; raise InputError for a table or column nobody knows."""
     schema = table_schema(table)
-    arrow = (
-        rows.to_arrow(compat_level=pl.CompatLevel.oldest())
-        if isinstance(rows, pl.DataFrame)
-        else rows
-    )
-    if unknown := [name for name in arrow.column_names if name not in schema]:
+    names = rows.columns if isinstance(rows, pl.DataFrame) else rows.column_names
+    if unknown := [name for name in names if name not in schema]:
         raise InputError(f"table {table}: unknown column {', '.join(unknown)}")
-    return arrow
+    return rows
+
+
+def _joined(parts: "list[pl.DataFrame | pa.Table]") -> "pl.DataFrame | pa.Table":
+    """Return the rows of all parts; columns that a part lacks are null there."""
+    frames = [part for part in parts if isinstance(part, pl.DataFrame)]
+    if len(frames) == len(parts):
+        return pl.concat(frames, how="diagonal_relaxed")
+    import pyarrow as pa
+
+    oldest = pl.CompatLevel.oldest()
+    tables = [
+        part.to_arrow(compat_level=oldest) if isinstance(part, pl.DataFrame) else part
+        for part in parts
+    ]
+    return pa.concat_tables(tables, promote_options="default")
+
+
+def _metric_names(rows: "pl.DataFrame | pa.Table") -> list[str]:
+    if isinstance(rows, pl.DataFrame):
+        return rows["metric"].unique().to_list()
+    names: list[str] = rows.column("metric").unique().to_pylist()
+    return names

@@ -7,6 +7,7 @@ from typing import Any
 
 from kansoku.errors import BusyError, DependencyError, InputError, PlatformError, StoreError
 from kansoku.model import Receipt
+from kansoku.telemetry import profiles
 from kansoku.telemetry._names import AGENT_HEADER, SEQUENCE_HEADER
 from kansoku.telemetry.receive import Intake
 from kansoku.telemetry.receive_http import export_response, origin_of
@@ -18,6 +19,8 @@ _SERVICES = {
     "metrics": "opentelemetry.proto.collector.metrics.v1.MetricsService",
     "logs": "opentelemetry.proto.collector.logs.v1.LogsService",
 }
+if profiles.OFFERED:
+    _SERVICES["profiles"] = profiles.SERVICE
 _COMMIT_TIMEOUT_S = 60.0
 
 AuthorizeMetadata = Callable[[Mapping[str, str], str | None], str | None]

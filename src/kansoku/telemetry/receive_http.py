@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from kansoku.errors import BusyError, InputError, StoreError
 from kansoku.model import Origin, Receipt
+from kansoku.telemetry import profiles
 from kansoku.telemetry._names import AGENT_HEADER, SEQUENCE_HEADER
 from kansoku.telemetry.batch import CONTENT_TYPE
 from kansoku.telemetry.receive import Intake, TooLargeError, inflate
@@ -31,6 +32,8 @@ _RESPONSES: dict[str, tuple[Any, str]] = {
     "metrics": (ExportMetricsServiceResponse, "rejected_data_points"),
     "logs": (ExportLogsServiceResponse, "rejected_log_records"),
 }
+if profiles.OFFERED:
+    _RESPONSES["profiles"] = (profiles.response_type(), "rejected_profiles")
 
 
 def export_response(signal: str, receipt: Receipt) -> Any:
@@ -164,13 +167,15 @@ class _Endpoint:
 
 
 def otlp_routes(intake: Intake, authorize: Authorize = lambda _: None) -> list[Route]:
-    """Return the routes ``/v1/traces``, ``/v1/metrics``, ``/v1/logs``, ``/v1/kansoku/batch``."""
+    """Return the routes of every signal and ``/v1/kansoku/batch``."""
     routes: dict[str, str | None] = {
         "/v1/traces": "traces",
         "/v1/metrics": "metrics",
         "/v1/logs": "logs",
         "/v1/kansoku/batch": None,
     }
+    if profiles.OFFERED:
+        routes[profiles.PATH] = "profiles"
     return [
         Route(path, _handler(_Endpoint(intake, authorize, signal)), methods=["POST"])
         for path, signal in routes.items()

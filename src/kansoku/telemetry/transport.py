@@ -36,6 +36,7 @@ _RESPONSES: dict[str, tuple[Any, str]] = {
     "metrics": (ExportMetricsServiceResponse, "rejected_data_points"),
     "logs": (ExportLogsServiceResponse, "rejected_log_records"),
 }
+_NOT_OFFERED = {404, 405, 415, 501}
 _RETRYABLE_HTTP = {408, 425, 429, 500, 502, 503, 504}
 
 
@@ -157,8 +158,11 @@ class ArrowTransport:
         self._http.client.close()
 
 
-def _messages(record: Record) -> dict[str, Any]:
-    """Return signal to OTLP request of a kept batch."""
+def _messages(record: Record, *, profiles: bool) -> dict[str, Any]:
+    """Return signal to OTLP request of a kept batch.
+
+    Profiles travel as their own signal, first, or as log records where the receiver has none.
+    """
     tables, resource, metrics = unpack_batch(record.payload)
     info = {
         name: MetricInfo(
@@ -173,10 +177,18 @@ def _messages(record: Record) -> dict[str, Any]:
         frame = pl.from_arrow(rows)
         assert isinstance(frame, pl.DataFrame)
         frames[name] = frame
-    return encode(frames, resource=resource, describe=info.get)
+    apart: dict[str, Any] = {}
+    if profiles and "profiles" in frames:
+        from kansoku.telemetry.profiles import OFFERED, encode_profiles
+
+        if OFFERED:
+            apart["profiles"] = encode_profiles(frames.pop("profiles"), resource)
+    return apart | encode(frames, resource=resource, describe=info.get)
 
 
 def _rejected(signal: str, payload: bytes) -> int:
+    if signal == "profiles":
+        return 0  # it counts profiles, and a batch counts their stacks
     message, field_name = _RESPONSES[signal]
     try:
         return int(getattr(message.FromString(payload).partial_success, field_name))
@@ -198,12 +210,14 @@ class HttpTransport:
     ) -> None:
         """Send to ``endpoint``/v1/SIGNAL, or to ``paths`` (signal to path) for other back ends."""
         self._http = _Http.of(endpoint, headers or {}, tls, timeout_s)
-        self._paths = paths or {}
+        # Named paths are those of other back ends: none has one for profiles.
+        self._paths = paths or {"profiles": "/v1development/profiles"}
+        self._profiles = paths is None
 
     def send(self, record: Record, agent: str) -> Outcome:
         """Send one request per signal of the batch."""
         rejected = 0
-        for signal, message in _messages(record).items():
+        for signal, message in _messages(record, profiles=self._profiles).items():
             headers = {
                 "content-type": "application/x-protobuf",
                 "content-encoding": "gzip",
@@ -216,6 +230,9 @@ class HttpTransport:
             response = self._http.post(path, body, headers)
             if isinstance(response, Outcome):
                 return response
+            if signal == "profiles" and response.status_code in _NOT_OFFERED:
+                self._profiles = False
+                return self.send(record, agent)
             if response.status_code // 100 != 2:
                 return _outcome(response)
             rejected += _rejected(signal, response.content)
@@ -254,16 +271,18 @@ class GrpcTransport:
             self._channel = grpc.insecure_channel(target)
         self._calls = {
             signal: self._channel.unary_unary(
-                f"/opentelemetry.proto.collector.{package}.v1.{service}Service/Export",
+                f"/opentelemetry.proto.collector.{package}.{service}Service/Export",
                 request_serializer=lambda message: message.SerializeToString(),
                 response_deserializer=lambda payload: payload,
             )
             for signal, (package, service) in {
-                "traces": ("trace", "Trace"),
-                "metrics": ("metrics", "Metrics"),
-                "logs": ("logs", "Logs"),
+                "traces": ("trace.v1", "Trace"),
+                "metrics": ("metrics.v1", "Metrics"),
+                "logs": ("logs.v1", "Logs"),
+                "profiles": ("profiles.v1development", "Profiles"),
             }.items()
         }
+        self._profiles = True
         code = grpc.StatusCode
         self._retryable = {
             code.CANCELLED, code.DEADLINE_EXCEEDED, code.ABORTED, code.OUT_OF_RANGE,
@@ -274,7 +293,7 @@ class GrpcTransport:
     def send(self, record: Record, agent: str) -> Outcome:
         """Send one call per signal of the batch."""
         rejected = 0
-        for signal, message in _messages(record).items():
+        for signal, message in _messages(record, profiles=self._profiles).items():
             metadata = [
                 *self._metadata,
                 (AGENT_HEADER, f"{agent}/{signal}"),
@@ -288,6 +307,9 @@ class GrpcTransport:
                     compression=self._grpc.Compression.Gzip,
                 )
             except self._grpc.RpcError as error:
+                if signal == "profiles" and error.code() == self._grpc.StatusCode.UNIMPLEMENTED:
+                    self._profiles = False
+                    return self.send(record, agent)
                 state = "retry" if error.code() in self._retryable else "refused"
                 return Outcome(state=state, reason=f"{error.code().name}: {error.details()}")
             rejected += _rejected(signal, answer)

@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from kansoku.errors import InputError
+from kansoku.telemetry._bulk_spans import shaped_fields
+from kansoku.telemetry._trimmed import read_columns
 from kansoku.telemetry.decode import REQUESTS, decode, decode_json
-from kansoku.telemetry.decode_bulk import decode_bulk
-from kansoku.telemetry.decode_plain import decode_plain
+from kansoku.telemetry.decode_bulk import _items, decode_bulk
+from kansoku.telemetry.decode_plain import Decoded, decode_plain
 from kansoku.telemetry.encode import MetricInfo, encode
 from kansoku.telemetry.receive import TooLargeError, inflate
 
 NOW = 1_800_000_000_000_000_000
 QUICK = settings(
-    max_examples=80, deadline=None, derandomize=True,
+    max_examples=300, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 
@@ -147,11 +149,14 @@ def rows(decoded, table):
 
 
 def same(signal, table, request, key):
-    payload = request.SerializeToString()
-    bulk = decode_bulk(signal, payload)
-    if bulk is None:
-        return  # left to the plain walk: equal by construction
     plain = decode_plain(signal, request, received_ns=NOW)
+    for shaped_from in (0, 1000) if signal == "traces" else (0,):
+        bulk = decode_bulk(signal, request.SerializeToString(), shaped_from=shaped_from)
+        if bulk is not None:  # else left to the plain walk: equal by construction
+            equal(bulk, plain, table, key)
+
+
+def equal(bulk, plain, table, key):
     assert sorted(rows(bulk, table), key=key) == sorted(rows(plain, table), key=key)
     assert (bulk.items, bulk.skipped, bulk.owners) == (plain.items, plain.skipped, plain.owners)
     # Of two descriptions of one metric in a request, either may stand.
@@ -198,6 +203,35 @@ def test_any_json_is_an_input_error_or_rows(signal, value):
     except TypeError:
         return
     only_input_errors(decode_json, signal, body)
+
+
+def test_spans_of_several_shapes_equal_the_plain_walk():
+    """Six shapes, long texts and numbers of every width, read by shape and not left to another."""
+    request = REQUESTS["traces"]()
+    group = request.resource_spans.add()
+    put(group.resource.attributes.add(key="host.name").value, "c1")
+    scope = group.scope_spans.add()
+    for number in range(600):
+        span = scope.spans.add(name="x" * (number % 3 * 70), trace_id=bytes([number % 5]) * 16)
+        span.start_time_unix_nano = NOW + number
+        span.end_time_unix_nano = NOW + 2 * number
+        if number % 3 == 0:
+            span.parent_span_id = b"\7" * 8
+            span.kind = number % 6
+        if number % 2:
+            put(span.attributes.add(key="kansoku.run").value, f"r{number % 7}")
+        put(span.attributes.add(key="kansoku.bytes").value, 1 << (number % 63))
+        put(span.attributes.add(key="kansoku.parent").value, -number)
+        put(span.attributes.add(key="kansoku.group").value, "g" * (number % 40 * 10))
+        put(span.attributes.add(key="x").value, [number % 4, "y"])
+        if number % 5 == 0:
+            span.status.code = 2
+            span.events.add(name="ignored")
+            span.flags = 1
+    payload = request.SerializeToString()
+    spans, _, _ = _items(read_columns("spans", payload), Decoded())
+    assert shaped_fields(spans) is not None
+    same("traces", "spans", request, key=lambda _: 0)
 
 
 # By hand

@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import hashlib
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import orjson
@@ -71,6 +72,53 @@ def test_every_protocol_brings_the_same_rows(server, tmp_path, protocol):
     with open_store(server.settings.folder) as over_http:
         assert isinstance(over_http, HttpStore)
         assert over_http.latest("hw.gpu.power", {"host.name": protocol}).equals(latest)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_profiles_travel_as_profiles(server, tmp_path, protocol):
+    rows = pl.DataFrame(
+        {"run": f"p-{protocol}", "rank": [0, 0], "start_ns": NOW - 9, "end_ns": NOW - 4,
+         "stack": ["main;step", "main"], "value": [3, 2], "unit": "samples"}
+    )  # fmt: skip
+    port = server.grpc_port if protocol == "grpc" else server.otlp_port
+    sent = server.intake.counts.items
+    exporter = Exporter(f"http://127.0.0.1:{port}", spool=tmp_path, protocol=protocol)
+    exporter.put("profiles", rows)
+    assert exporter.flush(60), exporter.counts
+    exporter.close()
+    kept = server.store.table("profiles", filters={"run": f"p-{protocol}"})
+    assert sorted(kept["stack"].to_list()) == ["main", "main;step"]
+    assert server.intake.counts.items == sent + 2
+
+
+def test_a_receiver_without_profiles_gets_log_records(tmp_path):
+    """It answers 404 to the unknown path, as a collector without the signal does."""
+    asked = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["content-length"]))
+            asked.append(self.path)
+            self.send_response(200 if self.path == "/v1/logs" else 404)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    receiver = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    threading.Thread(target=receiver.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{receiver.server_port}"
+    exporter = Exporter(url, spool=tmp_path, protocol="http")
+    rows = pl.DataFrame({"run": "r", "rank": [0], "start_ns": [NOW], "stack": "a", "value": [1]})
+    for _ in range(2):
+        exporter.put("profiles", rows)
+    assert exporter.flush(60), exporter.counts
+    assert exporter.counts.rows_delivered == 2
+    exporter.close()
+    receiver.shutdown()
+    receiver.server_close()
+    assert asked == ["/v1development/profiles", "/v1/logs", "/v1/logs"]
 
 
 def post(server, path, content, **headers):

@@ -102,7 +102,14 @@ class PromMetrics:
             ]
         schema = {k: v for k, v in _SCHEMA.items() if k != "metric"}
         frame = pl.DataFrame(rows, schema=schema, orient="row").sort("labels", "time_ns")
-        return frame if by is None else merge_across(frame, by, across)
+        if by is None:
+            return frame
+        texts = dict(enumerate(frame["labels"].unique().to_list()))
+        numbers = pl.DataFrame(
+            {"series": list(texts), "labels": list(texts.values())},
+            schema={"series": pl.Int32, "labels": pl.String},
+        )
+        return merge_across(frame.join(numbers, on="labels"), texts, by, across)
 
     def samples(
         self, metric: str | None, matchers: Sequence[Matcher], since_ns: int, until_ns: int
