@@ -42,11 +42,15 @@ def cpu_seconds(pid: int) -> float:
     return int(fields[0]) / 1e9
 
 
-def sample(names: list[str], interval_ns: int) -> tuple[float, float, float, float]:
+def sample(
+    names: list[str], interval_ns: int, *, native: bool = True
+) -> tuple[float, float, float, float]:
     """Return CPU of the reader and of the analysis (ratios of a core), missed ratio, torn."""
     ports = find_ports(names, line_rates_bits_per_s=dict.fromkeys(names, 1e9))
-    with Sampler(ports, node="bench", interval_ns=interval_ns) as sampler:
+    with Sampler(ports, node="bench", interval_ns=interval_ns, native=native) as sampler:
         sampler.wait_reading()
+        if sampler.native != native:
+            print("no C compiler: the reader in Python is measured")
         pid = sampler.reader_pid
         time.sleep(0.2)
         cpu, own, begin = cpu_seconds(pid), time.thread_time(), time.monotonic()
@@ -107,12 +111,14 @@ def main() -> None:
         plain = sysfs(names)
         reader, analysis, missed, torn = sample(names, 1_000_000)
         fast, fast_analysis, fast_missed, _ = sample(names, 100_000)
+        slow, *_ = sample(names, 1_000_000, native=False)
     load = os.getloadavg()[0]
     rows = [
         Row(
             what=f"reader, {PORTS} ports at 1 ms", measured=reader * 100, unit="% of a core",
             target="< 5", peer=f"sysfs {plain:.1%}, sleep only {floor:.1%}", met=reader < 0.05,
         ),
+        Row(what="  the reader in Python", measured=slow * 100, unit="% of a core", target=""),
         Row(what="  analysis of them", measured=analysis * 100, unit="% of a core", target=""),
         Row(
             what=f"  readings missed (load average {load:.1f})", measured=missed * 100, unit="%",

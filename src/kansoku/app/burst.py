@@ -1,5 +1,6 @@
 """Microbursts: watch the ports of this node, report what was found anywhere."""
 
+import math
 import re
 import threading
 import time
@@ -180,7 +181,7 @@ def watch(
             deadline = None if seconds is None else time.monotonic() + seconds
             over = False
             while not over:
-                left = _POLL_S if deadline is None else deadline - time.monotonic()
+                left = math.inf if deadline is None else deadline - time.monotonic()
                 over = stop.wait(max(min(left, _POLL_S), 0)) or left <= _POLL_S
                 for (port, side), bursts in sampler.poll().items():
                     on_bursts(port, side, bursts)

@@ -1,5 +1,7 @@
 """The report joined: store, run folder, spans by node, driver counters; flags."""
 
+import threading
+
 import polars as pl
 import pytest
 
@@ -7,6 +9,8 @@ from kansoku.app import burst
 from kansoku.app.burst import line_rates, report, report_json, report_view
 from kansoku.app.store import open_store
 from kansoku.burst.detect import Burst, PortWindow
+from kansoku.burst.edge.ports import Port
+from kansoku.burst.edge.sampler import Sampler
 from kansoku.burst.rows import PortBursts, burst_rows, window_rows
 from kansoku.catalog import load_cluster
 from kansoku.errors import InputError
@@ -150,3 +154,24 @@ def test_pause_frames_of_the_driver_stand_beside(tmp_path, monkeypatch):
     assert burst._driver_counters("mlx5_0", root=tmp_path) == expected
     assert burst._driver_counters("ens1", root=tmp_path) == expected
     assert burst._driver_counters("veth0", root=tmp_path) == {}
+
+
+def test_a_watch_without_a_time_goes_on_until_it_is_stopped(tmp_path):
+    files = {side: tmp_path / side for side in ("receive", "transmit")}
+    for file in files.values():
+        file.write_text("1000\n")
+    port = Port(name="p", line_rate_bits_per_s=8e9, rate_source="given", files=files)
+    stop = threading.Event()
+
+    class Counting(Sampler):
+        polls = 0
+
+        def poll(self):
+            self.polls += 1
+            if self.polls == 4:
+                stop.set()
+            return super().poll()
+
+    sampler = Counting([port], node="n", real_time=False, native=False)
+    burst.watch(sampler, stop=stop)
+    assert sampler.polls > 4

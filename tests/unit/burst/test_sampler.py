@@ -1,5 +1,6 @@
 """The reader process on real files and on the loopback interface; rows and their sums."""
 
+import shutil
 import socket
 import time
 
@@ -29,7 +30,14 @@ def rdma(tmp_path):
     )  # fmt: skip
 
 
-def wait(check, timeout_s=20):
+@pytest.fixture(params=[True, False], ids=["compiled", "python"])
+def native(request):
+    if request.param and not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
+        pytest.skip("no C compiler")
+    return request.param
+
+
+def wait(check, timeout_s=60):
     deadline = time.monotonic() + timeout_s
     while not check():
         assert time.monotonic() < deadline
@@ -45,9 +53,10 @@ def test_text_counters_are_read_as_the_kernel_writes_them():
     assert _parse(rows)[5] == 0
 
 
-def test_files_and_their_words_of_four_bytes(rdma):
-    readings = Readings([rdma], interval_ns=1_000_000, real_time=False)
+def test_files_and_their_words_of_four_bytes(rdma, native):
+    readings = Readings([rdma], interval_ns=1_000_000, real_time=False, native=native)
     try:
+        assert readings.native is native
         wait(lambda: readings.written > 5)
         rdma.files["transmit"].write_text("2000\n")
         rdma.beside["np_cnp_sent"].write_text("8\n")
@@ -63,13 +72,13 @@ def test_files_and_their_words_of_four_bytes(rdma):
     assert beside["mlx5_0", "np_cnp_sent"][[0, -1]].tolist() == [5, 8]
 
 
-def test_the_loopback_counts_what_is_sent_over_it():
+def test_the_loopback_counts_what_is_sent_over_it(native):
     """RTM_GETSTATS against a known amount: 100 datagrams of 1000 bytes and their headers."""
     port = Port(
         name="lo", line_rate_bits_per_s=1e9, rate_source="given",
         index=socket.if_nametoindex("lo"),
     )  # fmt: skip
-    readings = Readings([port], interval_ns=1_000_000, real_time=False)
+    readings = Readings([port], interval_ns=1_000_000, real_time=False, native=native)
     try:
         wait(lambda: readings.written > 2)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -111,15 +120,47 @@ def test_windows_bursts_and_sums(rdma):
     assert both.mean_ratio == pytest.approx(transmit.mean_ratio)
 
 
-def test_a_reader_that_cannot_run_says_why(tmp_path, rdma):
+def test_a_reader_that_cannot_run_says_why(tmp_path, rdma, native):
     gone = Port(
         name="x", line_rate_bits_per_s=1e9, rate_source="given",
         files={"receive": tmp_path / "no", "transmit": tmp_path / "no"},
     )  # fmt: skip
     with (
-        Sampler([gone], node="n", real_time=False) as sampler,
+        Sampler([gone], node="n", real_time=False, native=native) as sampler,
         pytest.raises(PlatformError, match=r"counter reader ended.*No such file"),
     ):
         sampler.wait_reading()
     with pytest.raises(ConfigurationError, match="50 µs"):
         Sampler([rdma], node="n", interval_ns=1000)
+
+
+def test_without_a_compiler_python_reads(rdma, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with Sampler([rdma], node="n", real_time=False) as sampler:
+        sampler.wait_reading()
+        assert not sampler.native
+
+
+def test_interfaces_files_and_slow_counters_in_one_row(rdma, native):
+    """Three kinds side by side: the slow ones in turn, one a reading."""
+    more = {f"c{n}": rdma.files["receive"].with_name(f"c{n}") for n in range(3)}
+    for n, file in enumerate(more.values()):
+        file.write_text(f"{n}\n")
+    lo = Port(
+        name="lo", line_rate_bits_per_s=1e9, rate_source="given", index=socket.if_nametoindex("lo"),
+    )  # fmt: skip
+    port = Port(
+        name="mlx5_0", line_rate_bits_per_s=8e9, rate_source="given", files=rdma.files, beside=more,
+    )  # fmt: skip
+    readings = Readings([lo, port], interval_ns=500_000, real_time=False, native=native)
+    try:
+        for n, file in enumerate(more.values()):
+            file.write_text(f"{n + 10}\n")
+        seen = readings.written
+        wait(lambda: readings.written > seen + 8)
+        _, _, counters, beside = readings.columns(readings.take())
+    finally:
+        readings.close()
+    assert counters["mlx5_0", "receive"][-1] == 4000
+    assert counters["lo", "receive"][-1] > 0
+    assert [int(beside["mlx5_0", name][-1]) for name in more] == [10, 11, 12]

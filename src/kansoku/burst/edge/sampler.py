@@ -17,6 +17,7 @@ import polars as pl
 
 from kansoku.burst.detect import Burst, Detector
 from kansoku.burst.edge._reader_process import ANSWER, HEADER, TEXT
+from kansoku.burst.edge.native import start_native
 from kansoku.burst.edge.ports import Port
 from kansoku.burst.policy import BurstPolicy
 from kansoku.burst.rows import PortBursts, burst_rows, window_rows
@@ -38,7 +39,9 @@ _POWERS = 10 ** np.arange(20, dtype=np.uint64)
 class Readings:
     """The ring that the reading process fills, and that process."""
 
-    def __init__(self, ports: Sequence[Port], *, interval_ns: int, real_time: bool) -> None:
+    def __init__(
+        self, ports: Sequence[Port], *, interval_ns: int, real_time: bool, native: bool = True
+    ) -> None:
         """Start reading; raise PlatformError where the process cannot run."""
         self._interfaces = [port for port in ports if port.index is not None]
         self._files = [(port.name, side) for port in ports for side in _SIDES if port.files]
@@ -52,25 +55,32 @@ class Readings:
         self._fd = os.memfd_create("kansoku-burst")
         os.ftruncate(self._fd, size)
         self._memory = mmap.mmap(self._fd, size)
-        words = {
-            "fd": self._fd,
-            "interval_ns": interval_ns,
-            "rows": self._rows,
-            "real_time": real_time,
-            "interfaces": [port.index for port in self._interfaces],
-            "files": [str(paths[key]) for key in self._files],
-            "slow_files": [str(slow[key]) for key in self._slow],
-        }
+        indices = [int(port.index or 0) for port in self._interfaces]
+        fast = [str(paths[key]) for key in self._files]
+        rest = [str(slow[key]) for key in self._slow]
+        made = None
+        if native:
+            head = (self._fd, interval_ns, self._rows, int(real_time))
+            numbers = (*head, len(indices), len(fast), len(rest), *indices)
+            made = start_native([*map(str, numbers), *fast, *rest], self._fd)
+        self.native = made is not None
+        """Whether the compiled reader runs, not the one in Python."""
+        self._process = made or self._start_python(
+            {"fd": self._fd, "interval_ns": interval_ns, "rows": self._rows,
+             "real_time": real_time, "interfaces": indices, "files": fast, "slow_files": rest}
+        )  # fmt: skip
+        self._taken = 0
+        self.overrun = 0
+        """Rows that were overwritten before they were taken."""
+
+    def _start_python(self, words: Mapping[str, object]) -> "subprocess.Popen[bytes]":
         script = Path(__file__).with_name("_reader_process.py")
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-I", "-S", str(script), json.dumps(words)],
             pass_fds=[self._fd],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
-        self._taken = 0
-        self.overrun = 0
-        """Rows that were overwritten before they were taken."""
 
     @property
     def pid(self) -> int:
@@ -176,13 +186,15 @@ class Sampler:
         interval_ns: int = 1_000_000,
         policy: BurstPolicy | None = None,
         real_time: bool = True,
+        native: bool = True,
         unix_ns: Callable[[], int] = time.time_ns,
         slow_counters: Callable[[str], Mapping[str, int]] | None = None,
     ) -> None:
         """``real_time`` runs the reader under SCHED_FIFO where that is allowed.
 
-        ``slow_counters`` gives a port's counters that take too long for every reading, such as a
-        driver's pause frames; they are read once a window.
+        ``native`` compiles it where there is a compiler. ``slow_counters`` gives a port's
+        counters that take too long for every reading, such as a driver's pause frames; they are
+        read once a window.
         """
         if not 50_000 <= interval_ns <= 1_000_000_000:
             raise ConfigurationError(
@@ -194,7 +206,7 @@ class Sampler:
         self.node = node
         self.interval_ns = interval_ns
         self.policy = policy or BurstPolicy()
-        self._real_time = real_time
+        self._real_time, self._native = real_time, native
         self._unix_ns = unix_ns
         self._readings: Readings | None = None
         self._detectors = {
@@ -216,8 +228,9 @@ class Sampler:
     def start(self) -> None:
         """Begin reading."""
         self._readings = Readings(
-            self.ports, interval_ns=self.interval_ns, real_time=self._real_time
-        )
+            self.ports, interval_ns=self.interval_ns, real_time=self._real_time,
+            native=self._native,
+        )  # fmt: skip
         self._due_ns = self._unix_ns() + int(self.policy.window_s * 1e9)
         self._grown()
 
@@ -247,6 +260,11 @@ class Sampler:
     def reader_pid(self) -> int | None:
         """Process id of the reader, for its CPU time."""
         return None if self._readings is None else self._readings.pid
+
+    @property
+    def native(self) -> bool:
+        """Whether the compiled reader runs."""
+        return self._readings is not None and self._readings.native
 
     @property
     def overrun(self) -> int:
