@@ -1,6 +1,6 @@
 """Phase times of our runs and of Kineto traces as operations for the what-if analysis."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
@@ -66,9 +66,14 @@ def run_operations(path: Path, *, stages: int | None) -> WhatIf | str:
     )
 
 
-def kineto_operations(paths: Sequence[Path], *, stages: int | None) -> WhatIf | str:
+def kineto_operations(
+    paths: Sequence[Path],
+    *,
+    stages: int | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> WhatIf | str:
     """Analyse profiler traces of many ranks; return the reason where they cannot be."""
-    result = breakdown(paths)
+    result = breakdown(paths, progress=progress)
     steps = result.steps
     if steps.is_empty() or "span_us" not in steps.columns:
         return "the traces hold no step"

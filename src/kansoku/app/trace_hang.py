@@ -155,7 +155,9 @@ def _judge_counts(verdict: HangVerdict, *, moving: bool | None) -> HangVerdict:
 
 
 def _dumps(
-    files: Sequence[Path], executor: Executor | None, advance: Callable[[int], None]
+    files: Sequence[Path],
+    executor: Executor | None,
+    progress: Callable[[int, int], None] | None,
 ) -> list[RankState | str]:
     names = [str(file) for file in files]
     if executor is None and len(names) < _FILES_WORTH_A_POOL:
@@ -168,7 +170,8 @@ def _dumps(
         found: list[RankState | str] = []
         for part in executor.map(_read_many, chunks):
             found += part
-            advance(len(part))
+            if progress is not None:
+                progress(len(found), len(names))
         return found
     finally:
         if own is not None:
@@ -179,12 +182,12 @@ def hang(
     paths: Sequence[Path],
     *,
     executor: Executor | None = None,
-    advance: Callable[[int], None] = lambda _count: None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> HangReport:
     """Read dumps (files or folders) or a kansoku run folder and name the ranks at fault.
 
-    ``advance`` is told how many files were read, for progress. Unreadable dumps are evidence: their
-    ranks count as silent. Raises InputError if there is nothing to read.
+    ``progress`` gets the files read and those there are. Unreadable dumps are evidence: their ranks
+    count as silent. Raises InputError if there is nothing to read, or nothing of it can be.
     """
     runs = [path for path in paths if (path / "run.json").is_file()]
     rest = [path for path in paths if path not in runs]
@@ -199,11 +202,14 @@ def hang(
         unreadable += remarks
         known = set(ncclish)
         files = [file for file in files if file not in known]
-    for item in _dumps(files, executor, advance) if files else []:
+    for item in _dumps(files, executor, progress) if files else []:
         if isinstance(item, str):
             unreadable.append(item)
         else:
             states.append(item)
+    if not states and not runs and unreadable:
+        more = f" (and {len(unreadable) - 1} more)" if len(unreadable) > 1 else ""
+        raise InputError(f"nothing here tells of a hang: {unreadable[0]}{more}")
     seen: dict[int, RankState] = {}
     for state in states:
         if state.rank in seen:

@@ -1,6 +1,6 @@
 """How fast the job would be without stragglers: from operations to the culprit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -221,12 +221,18 @@ def _heatmap(found: WhatIf) -> Heatmap:
     )
 
 
-def whatif(paths: Sequence[Path | str], *, stages: int | None = None) -> WhatIfResult:
+def whatif(
+    paths: Sequence[Path | str],
+    *,
+    stages: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> WhatIfResult:
     """Replay a job without its stragglers.
 
     ``paths`` is one operation trace (``trace-NAME.parquet``, or the folder with it), one run
     directory, or Kineto traces of all ranks. ``stages`` is the pipeline size of the latter two:
-    ranks are then split in that many blocks, in order. Raises InputError if nothing is readable.
+    ranks are then split in that many blocks, in order. ``progress`` gets what is done and how much
+    there is: replays, or bytes of Kineto traces. Raises InputError if nothing is readable.
     """
     given = [Path(path) for path in paths]
     for path in given:
@@ -235,20 +241,22 @@ def whatif(paths: Sequence[Path | str], *, stages: int | None = None) -> WhatIfR
     if len(given) == 1:
         trace = find_trace(given[0])
         if trace is not None:
-            return _operation_trace(trace)
+            return _operation_trace(trace, progress)
         if (given[0] / "run.json").is_file():
             found = run_operations(given[0], stages=stages)
             return _phases("run", found)
-    return _phases("kineto", kineto_operations(given, stages=stages))
+    return _phases("kineto", kineto_operations(given, stages=stages, progress=progress))
 
 
-def _operation_trace(path: Path) -> WhatIfResult:
+def _operation_trace(path: Path, progress: Callable[[int, int], None] | None) -> WhatIfResult:
     trace = read_operation_trace(path)
     operations = operations_of(trace.operations, source=str(path))
     parallel = trace.meta.get("dsp_size", 1)
     sequence_parallel = parallel if isinstance(parallel, int) else 1
     program = pipeline_program(operations, data_parallel=operations.dp_size * sequence_parallel > 1)
-    found = what_if(operations, program, communication=COMMUNICATION, missing=trace.missing)
+    found = what_if(
+        operations, program, communication=COMMUNICATION, missing=trace.missing, progress=progress
+    )
     return WhatIfResult(source="operations", analysis=found, reason=found.reason)
 
 

@@ -7,6 +7,7 @@ import typer
 
 from kansoku.cli._flags import HtmlFlag, JsonFlag
 from kansoku.cli._output import emit
+from kansoku.cli._trace import progress_bar
 
 
 def command(
@@ -22,7 +23,8 @@ def command(
     from kansoku.app.trace_hang import found, hang, hang_json, hang_view
     from kansoku.model import Verdict
 
-    report = hang(dumps)
+    with progress_bar("reading dumps") as progress:
+        report = hang(dumps, progress=progress)
     emit(hang_json(report), hang_view(report), as_json=as_json, html=html)
     if found(report) is Verdict.FOUND:
         raise typer.Exit(1)

@@ -7,6 +7,7 @@ import typer
 
 from kansoku.cli._flags import HtmlFlag, JsonFlag
 from kansoku.cli._output import emit
+from kansoku.cli._trace import progress_bar
 
 
 def command(
@@ -37,7 +38,8 @@ def command(
     from kansoku.app.trace_whatif import whatif
     from kansoku.model import Verdict
 
-    result = whatif(paths, stages=stages)
+    with progress_bar("replaying") as progress:
+        result = whatif(paths, stages=stages, progress=progress)
     emit(result.to_json(), result.view(), as_json=as_json, html=html)
     if result.verdict is Verdict.FOUND:
         raise typer.Exit(1)

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from kansoku.app.trace_hang import hang, hang_json
+from kansoku.errors import InputError
 
 HEAD = """NCCL version 2.26.2 compiled with CUDA 12.8
 CUDA runtime version 12080, driver version 12080
@@ -161,9 +162,16 @@ def test_counts_that_stand_still_are_one(tmp_path):
 def test_a_report_that_is_cut_off_is_an_error_that_names_it(tmp_path, cut):
     path = tmp_path / "ras.json"
     path.write_text(json.dumps(ras_json(1, 2, 3))[:cut])
-    answer = hang_json(hang([path]))
-    assert answer["verdict"] == "unknown"
-    assert any("ras.json" in line for line in answer["evidence"])
+    with pytest.raises(InputError, match=r"ras\.json"):
+        hang([path])
+
+
+def test_a_cut_report_beside_a_whole_one_is_evidence(tmp_path):
+    write(tmp_path / "ras1.json", ras_json(9, 9, 8, 9))
+    (tmp_path / "ras2.json").write_text(json.dumps(ras_json(9, 9, 8, 9))[:200])
+    answer = hang_json(hang([tmp_path]))
+    assert (answer["verdict"], answer["culprits"]) == ("missing_ranks", [2])
+    assert any("ras2.json" in line for line in answer["evidence"])
 
 
 def log(rank, launches, *, size=4):
@@ -215,3 +223,11 @@ def test_a_rank_with_another_size(tmp_path):
         (tmp_path / f"nccl.{rank}.log").write_text(log(rank, [REDUCE, last]))
     answer = hang_json(hang([tmp_path]))
     assert (answer["verdict"], answer["culprits"]) == ("mismatch", [0])
+
+
+@pytest.mark.parametrize("content", [b"hello world", b"", b"\x80\x02}q\x00.", b'{"a": 1}', b"[]"])
+def test_junk_is_refused_and_not_called_fine(tmp_path, content):
+    path = tmp_path / "junk"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"tells of a hang: .*junk"):
+        hang([path])

@@ -1,6 +1,6 @@
 """The slowdown of a job, and what of it goes away with each worker, stage and operation type."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,7 +78,12 @@ class _Replay:
     """The job, ready to be replayed with some operations ideal."""
 
     def __init__(
-        self, operations: Operations, program: Program, policy: WhatIfPolicy, common: frozenset[str]
+        self,
+        operations: Operations,
+        program: Program,
+        policy: WhatIfPolicy,
+        common: frozenset[str],
+        progress: Callable[[int, int], None] | None,
     ):
         self.operations, self.program, self.policy = operations, program, policy
         self.plan: Schedule = schedule(program)
@@ -88,6 +93,17 @@ class _Replay:
             operations.start_s, operations.end_s, program, dp_size=operations.dp_size
         )
         self.ideal = self._ideal_times(common)
+        # Dp ranks, stages and types are replayed both ways, workers one way, two sets both ways.
+        parts = operations.dp_size + operations.stages + len(set(self.kinds))
+        self._total = 2 * parts + len(self.exact_workers()) + 4
+        self._done, self._progress = 0, progress
+
+    def exact_workers(self) -> range:
+        """Return the places, slowest first, of the workers that are replayed one by one."""
+        workers = self.operations.dp_size * self.operations.stages
+        size = len(self.operations.nodes) * self.operations.columns * workers
+        limit = workers if size <= self.policy.exact_work else self.policy.exact_workers
+        return range(min(workers, limit))
 
     def _ideal_times(self, common: frozenset[str]) -> Floats:
         """Per node: the mean of its type over all workers and steps; median if it communicates."""
@@ -117,7 +133,11 @@ class _Replay:
         size = max(1, self.policy.batch_bytes // per)
         found: list[float] = []
         for first in range(0, len(scenarios), size):
-            found += self._batch(scenarios[first : first + size])
+            batch = scenarios[first : first + size]
+            found += self._batch(batch)
+            self._done += len(batch)
+            if self._progress is not None:
+                self._progress(min(self._done, self._total), self._total)
         return found
 
     def _batch(self, scenarios: Sequence[_Scenario]) -> list[float]:
@@ -155,21 +175,22 @@ def what_if(
     communication: frozenset[str] = COMMUNICATION,
     missing: tuple[str, ...] = (),
     measured_s: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> WhatIf:
     """Replay the job as it was, ideally, and with each part ideal or as slow as it was.
 
     ``communication`` names the types whose ideal is the median; ``measured_s`` is the mean
-    step time where the operations' own stamps do not tell it. Source: arXiv 2505.05713, sections
-    3 to 5.
+    step time where the operations' own stamps do not tell it. ``progress`` gets the replays done
+    and those to do in all. Source: arXiv 2505.05713, sections 3 to 5.
     """
     policy = policy or WhatIfPolicy()
-    replay = _Replay(operations, program, policy, communication)
+    replay = _Replay(operations, program, policy, communication, progress)
     by_step = replay.mean_steps(replay.actual)
     actual = float(by_step.mean())
     ideal = float(replay.mean_steps(replay.ideal[:, None]).mean())
     parts = _Parts(replay, actual, ideal)
     workers, suspects, slow = parts.workers()
-    stages = parts.stages()
+    stages = parts.stages
     last = parts.swap(parts.at(pp=operations.stages - 1))
     kinds = parts.kinds()
     imbalance = imbalance_of(operations, replay.actual, replay.mean_steps, actual, ideal)
@@ -257,6 +278,12 @@ class _Parts:
                 self._both([_Scenario(workers=self.at(dp=dp)) for dp in range(self.shape[0])])
             )
         )
+        self.stages = self._sorted(
+            Part(share=share, slowdown=slow, pp=pp)
+            for pp, (share, slow) in enumerate(
+                self._both([_Scenario(workers=self.at(pp=pp)) for pp in range(self.shape[1])])
+            )
+        )
 
     def at(self, *, dp: int | None = None, pp: int | None = None) -> Bools:
         """Return the mask of one dp rank, one stage, one worker or all."""
@@ -283,16 +310,6 @@ class _Parts:
     def _sorted(parts: Iterable[Part]) -> tuple[Part, ...]:
         return tuple(
             sorted(parts, key=lambda part: (part.share is None, -(part.share or 0), -part.slowdown))
-        )
-
-    def stages(self) -> tuple[Part, ...]:
-        """Return one part per stage."""
-        masks = [_Scenario(workers=self.at(pp=pp)) for pp in range(self.shape[1])]
-        return self._sorted(
-            [
-                Part(share=share, slowdown=slow, pp=pp)
-                for pp, (share, slow) in enumerate(self._both(masks))
-            ]
         )
 
     def kinds(self) -> tuple[Part, ...]:
@@ -328,7 +345,7 @@ class _Parts:
         approximates it.
         """
         replay, policy = self.replay, self.replay.policy
-        stage_slow = {part.pp: part.slowdown for part in self.stages()}
+        stage_slow = {part.pp: part.slowdown for part in self.stages}
         dp_slow = {part.dp: part.slowdown for part in self.dp_ranks}
         ranks = replay.operations.ranks
         cells = [(dp, pp) for dp in range(self.shape[0]) for pp in range(self.shape[1])]
@@ -339,8 +356,7 @@ class _Parts:
         mask = np.zeros(self.shape, np.bool_)
         for cell in suspects:
             mask[cell] = True
-        size = len(replay.operations.nodes) * replay.operations.columns * len(cells)
-        exact = ordered if size <= policy.exact_work else ordered[: policy.exact_workers]
+        exact = [ordered[place] for place in replay.exact_workers()]
         removed = replay.run([_Scenario(workers=self.at(dp=dp, pp=pp)) for dp, pp in exact])
         shares = dict(zip(exact, map(self.share, removed), strict=True))
         return (

@@ -139,3 +139,13 @@ def test_no_whole_step_is_an_error():
             .filter(~((pl.col("dp_rank") == 0) & (pl.col("optype") == "optimizer"))),
             source="test",
         )
+
+
+def test_progress_counts_every_replay():
+    operations = operations_of(pipeline_rows(), source="test")
+    program = pipeline_program(operations, data_parallel=True)
+    seen = []
+    what_if(operations, program, progress=lambda done, total: seen.append((done, total)))
+    done = [one for one, _ in seen]
+    assert done == sorted(done)
+    assert {total for _, total in seen} == {seen[-1][0]}
