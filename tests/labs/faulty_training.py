@@ -16,9 +16,11 @@ import sys
 import time
 from pathlib import Path
 
+from tests.labs.parted import enter
+
 ROOT = Path(__file__).parents[2]
 BAD, AT, RANKS = 1, 12, 3
-HANGS = {"unequal", "cycle", "stop"}
+HANGS = {"unequal", "cycle", "stop", "cut"}
 
 
 class Lab:
@@ -91,6 +93,11 @@ def _fault(name, rank, step, folder, device_lists):
             device_lists.append(torch.ones(4 << 20))
     elif name == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+    elif name in {"cut", "lose"}:
+        # The switch is not ours: whoever watches this file does it.
+        (folder / "now").touch()
+        while not (folder / "done").exists():
+            time.sleep(0.01)
     elif name == "full":
         state = {"weights": torch.ones(4 << 20)}
         torch.save(state, Path(os.environ["FAULT_DISK"]) / f"checkpoint-{step}.pt")
@@ -113,6 +120,8 @@ def _rank(name, folder, rank, world):
     steps = 30
     if name == "unequal" and rank == BAD:
         steps = AT
+    wanted = os.environ.get("FAULT_STEPS")
+    steps = int(wanted) if wanted else steps
     kept = []
     beat = folder / f"beat.{rank}"
     for step in range(steps):
@@ -150,6 +159,9 @@ def _fork(plan):
     os.environ |= {k: v for k, v in plan.items() if k.startswith("FAULT_")}
     pids = []
     for rank in range(RANKS):
+        if "FAULT_NETNS" in os.environ:
+            enter(f"{os.environ['FAULT_NETNS']}-n{rank}")  # the child is born in its network
+            os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
         pid = os.fork()
         if pid:
             pids.append(pid)
@@ -192,7 +204,7 @@ def _collect(pids, folder):
             log.flush()
 
 
-def _hang(folder, *, seconds=3.0, timeout=40):
+def _hang(folder, *, seconds=3.0, timeout=150):
     """Wait until no rank has made a step for some seconds."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:

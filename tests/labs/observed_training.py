@@ -6,6 +6,7 @@ and then forks the ranks of each planned run over Gloo; every rank leaves its ri
 """
 
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+_READ_BYTES = 64 << 10
+"""What a step reads with ``disk``; an aligned buffer, as direct reads ask for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +24,16 @@ class Plan:
 
     name: str
     slow: str = "none"
-    """none, forward, data, optimizer, gc, rotating, contention, kill, hang"""
+    """none, forward, data, disk, optimizer, gc, rotating, contention, kill, hang"""
     rank: int = 0
     ranks: int = 4
     steps: int = 40
     extra_ms: float = 15.0
     seed: int = 0
+    disk: str = ""
+    """With ``disk``: the file that all ranks read their batches from, past the page cache."""
+    cgroup: str = ""
+    """With ``disk``: the cgroup of the rank whose disk is slow."""
 
 
 def train(plans, folder, *, timeout=200):
@@ -76,11 +83,18 @@ def _rank(plan, rank, rendezvous):
     here = rank == plan.rank
     step_now = 0
 
+    if plan.slow == "disk":
+        disk, buffer = os.open(plan.disk, os.O_RDONLY | os.O_DIRECT), mmap.mmap(-1, _READ_BYTES)
+        if here:
+            (Path(plan.cgroup) / "cgroup.procs").write_text(str(os.getpid()))
+
     class Data(Dataset):
         def __len__(self):
             return 8 * plan.steps
 
         def __getitem__(self, index):
+            if plan.slow == "disk" and index % 8 == 0:
+                os.preadv(disk, [buffer], index // 8 * _READ_BYTES)
             if plan.slow == "data" and here:
                 time.sleep(plan.extra_ms / 8000)  # a slow disk
             return torch.full((128,), float(index % 7)), index % 10

@@ -189,7 +189,7 @@ def _of_blocked(
     waiting: Sequence[int] = blocked.waiting  # type: ignore[attr-defined]
     name = f"{blocked.op} {blocked.sequence} of group {blocked.group}"  # type: ignore[attr-defined]
     entered: int = blocked.entered_ns  # type: ignore[attr-defined]
-    found = []
+    found = _of_all_inside(name, waiting, entered, states) if not missing else []
     for rank in missing[:_CULPRITS_SHOWN]:
         state = states.get(rank)
         kind = state.state.kind if state else None
@@ -224,6 +224,28 @@ def _of_blocked(
             )
         )  # fmt: skip
     return found
+
+
+def _of_all_inside(
+    name: str, waiting: Sequence[int], entered_ns: int, states: Mapping[int, RankState]
+) -> list[Observation]:
+    """Say that nobody is missing and yet nothing moves; only of processes that still run."""
+    inside = [states[rank] for rank in waiting if rank in states]
+    held = [s.duration_ns or 0 for s in inside if s.process == "running"]
+    if len(held) < max(2, len(waiting)) or min(held) < _QUIET_NS:
+        return []
+    verdict = "device_or_fabric"
+    domain, component, role, strength, _ = _HANGS[verdict]
+    return [
+        _observation(
+            f"hang.{verdict}",
+            f"all {len(waiting)} ranks are in {name} for {min(held) / _SECOND:.0f} s and more: "
+            "none is missing, the transfer does not end",
+            "open spans", domain=domain, component=component, role=role, strength=strength,
+            time_ns=entered_ns,
+            action="compare the links, error counters and probes of these ranks' nodes",
+        )
+    ]  # fmt: skip
 
 
 def _stopped(state: RankState | None) -> bool:
