@@ -6,16 +6,18 @@ long run costs no more than a short one.
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import polars as pl
 
+from kansoku.app._late_rank import late_rank
+from kansoku.app.peak import run_peak
 from kansoku.errors import InputError
 from kansoku.formats.run_directory import RunData, read_run
-from kansoku.model import PHASES, Phase
+from kansoku.model import PHASES, Phase, RunFacts
 from kansoku.store import Store
 from kansoku.trace.steps import step_rows
 
@@ -32,9 +34,6 @@ __all__ = [
 
 _RECENT_STEPS = 60
 _WINDOW_NS = 60 * 1_000_000_000
-# A rank that waits for less than half as long as its peers, where they wait noticeably, is named.
-_STANDS_OUT = 0.5
-_LEAST_WAIT_RATIO = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +81,8 @@ class TopSnapshot:
     incidents: tuple[str, ...] = ()
     step_ms: float | None = None
     tokens_per_s: float | None = None
+    mfu_ratio: float | None = None
+    """Model FLOPs of the newest steps over the peak of all devices; None where unknown."""
     note: str | None = None
     """What to do where there is nothing to show."""
 
@@ -118,19 +119,8 @@ def rank_lines(steps: pl.DataFrame, nodes: dict[int, str]) -> tuple[RankLine, ..
                 trend=tuple(float(v) / 1e6 for v in rows["duration_ns"].to_list()),
             )
         )
-    late = _late(waits)
+    late = late_rank(waits)
     return tuple(replace(line, late=True) if line.rank == late else line for line in lines)
-
-
-def _late(waits: dict[int, float]) -> int | None:
-    """Return the rank that waits much less than the others do."""
-    if len(waits) < 2:
-        return None
-    ordered = sorted(waits, key=lambda rank: waits[rank])
-    others = sorted(waits[rank] for rank in ordered[1:])
-    middle = others[len(others) // 2]
-    first = waits[ordered[0]]
-    return ordered[0] if middle >= _LEAST_WAIT_RATIO and first < _STANDS_OUT * middle else None
 
 
 def _tokens_per_s(steps: pl.DataFrame, lines: tuple[RankLine, ...]) -> float | None:
@@ -140,6 +130,16 @@ def _tokens_per_s(steps: pl.DataFrame, lines: tuple[RankLine, ...]) -> float | N
     newest = known.sort("step").group_by("rank").agg(pl.col("tokens").last())
     slowest_ms = max(line.step_ms for line in lines)
     return float(newest["tokens"].sum()) / (slowest_ms / 1e3) if slowest_ms else None
+
+
+def _mfu(steps: pl.DataFrame, lines: tuple[RankLine, ...], peak: float | None) -> float | None:
+    known = steps.filter(pl.col("flops").is_not_null())
+    newest = known.sort("step").group_by("rank").agg(pl.col("flops").last())
+    # A sum over some of the ranks only would be too low.
+    if not lines or not peak or len(newest) < len(lines):
+        return None
+    slowest_ms = max(line.step_ms for line in lines)
+    return float(newest["flops"].sum()) / (slowest_ms / 1e3) / peak if slowest_ms else None
 
 
 def _middle_ms(lines: tuple[RankLine, ...]) -> float | None:
@@ -153,8 +153,8 @@ class RunSource:
 
     path: Path
     now_ns: Callable[[], int] = time.time_ns
-    _steps: pl.DataFrame | None = None
-    _read_ns: int = 0
+    _peak: Mapping[str, Any] = field(default_factory=dict)
+    """What was measured of the CPUs when the run began."""
 
     def _newest(self) -> tuple[RunData, bool]:
         """Read the rings in place while they are there: they hold the newest records only."""
@@ -167,9 +167,16 @@ class RunSource:
             except ValueError:
                 facts = {}
             running = facts.get("end_ns") is None
+            self._peak = peak if isinstance(peak := facts.get("peak"), dict) else {}
             ring_dir = Path(facts["ring_dir"]) if facts.get("ring_dir") else None
         live = running and ring_dir is not None and any(ring_dir.glob("*.ring"))
         return read_run(ring_dir if live and ring_dir is not None else self.path), running
+
+    def _peak_flops(self, facts: RunFacts) -> float | None:
+        # CPUs that were not measured when the run began are not measured now, beside it.
+        if "flops" not in self._peak and any(rank.device == "cpu" for rank in facts.ranks):
+            return None
+        return run_peak(facts, self._peak)[0]
 
     def snapshot(self) -> TopSnapshot:
         """Return the newest steps of every rank."""
@@ -193,6 +200,7 @@ class RunSource:
             ranks=lines,
             step_ms=_middle_ms(lines),
             tokens_per_s=_tokens_per_s(steps, lines),
+            mfu_ratio=_mfu(steps, lines, self._peak_flops(data.facts)),
             incidents=tuple(data.missing[:3]),
             note=None if lines else "no finished step yet",
         )

@@ -125,6 +125,7 @@ class TopApp(App[None]):
             f"step {max((line.step for line in snapshot.ranks), default=0)}",
             f"{number(snapshot.step_ms, ' ms', 1)} a step",
             f"{number(snapshot.tokens_per_s)} tokens/s",
+            *([f"MFU {snapshot.mfu_ratio:.1%}"] if snapshot.mfu_ratio is not None else []),
             f"slowest rank {late[0]}" if late else "no rank stands out",
             f"sort: {list(_SORTS)[self._sort]}",
         ]
@@ -172,7 +173,7 @@ class TopApp(App[None]):
         for line in snapshot.devices:
             if wanted and wanted not in line.node.lower():
                 continue
-            table.add_row(*_device_cells(line))
+            table.add_row(*_device_cells(line), key=f"{line.node} {line.kind} {line.name}")
 
     def action_sort(self) -> None:
         """Sort by the next column."""
@@ -210,10 +211,13 @@ class TopApp(App[None]):
             self.show(self._shown)
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Look into a rank."""
-        if event.data_table.id != "ranks" or self._shown is None:
+        """Look into a rank, or into the node of a device."""
+        if self._shown is None:
             return
         wanted = event.row_key.value
+        if event.data_table.id == "devices":
+            self.push_screen(_Detail(_node_text(str(wanted).split(" ")[0], self._shown)))
+            return
         line = next((line for line in self._shown.ranks if str(line.rank) == wanted), None)
         if line is not None:
             self.push_screen(_Detail(_rank_text(line)))
@@ -230,6 +234,26 @@ def _device_cells(line: DeviceLine) -> tuple[str, ...]:
         number(line.celsius, " °C"),
         rate(line.bytes_per_s),
     )
+
+
+def _node_text(node: str, shown: TopSnapshot) -> Text:
+    """Return everything that is shown of one node: its ranks, devices and incidents."""
+    text = Text(f"node {node}\n", "bold")
+    for line in shown.ranks:
+        if line.node == node:
+            mark = "  the others wait for it" if line.late else ""
+            text.append(f"rank {line.rank:<6} {line.step_ms:10.1f} ms a step{mark}\n", "")
+    for device in shown.devices:
+        if device.node == node:
+            name, *cells = _device_cells(device)
+            told = "  ".join(cell for cell in cells if cell != "–")
+            text.append(f"{name.removeprefix(node).strip():<12} {told}\n", "")
+    about = [one for one in shown.incidents if f":{node}" in one]
+    for incident in about:
+        text.append(f"{incident}\n", "yellow")
+    if not about:
+        text.append("no open incident\n", "")
+    return text
 
 
 def _rank_text(line: RankLine) -> Text:

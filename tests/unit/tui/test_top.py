@@ -5,7 +5,7 @@ import asyncio
 import polars as pl
 import pytest
 
-from kansoku.app.top import DeviceLine, RankLine, TopSnapshot, rank_lines
+from kansoku.app.top import DeviceLine, RankLine, TopSnapshot, _mfu, rank_lines
 from kansoku.errors import InputError
 from kansoku.model import PHASES, Phase, table_schema
 from kansoku.tui import TopApp
@@ -47,6 +47,7 @@ SNAPSHOT = TopSnapshot(
     incidents=("open · hang · network · nic:c001/mlx5_0",),
     step_ms=103.0,
     tokens_per_s=12_345.0,
+    mfu_ratio=0.415,
 )
 
 
@@ -74,6 +75,7 @@ def test_the_late_rank_is_marked_without_colour(size):
         head = str(app.query_one("#head").render())
         assert "slowest rank 3" in head
         assert "12,345 tokens/s" in head
+        assert "MFU 41.5%" in head
         assert "512 W" in rows(app, "#devices")[0][1]
         assert "nic:c001/mlx5_0" in str(app.query_one("#incidents").render())
 
@@ -94,6 +96,22 @@ def test_keys_sort_filter_and_look_in():
         assert "rank 3" in detail
         assert "others wait for this rank" in detail
         await pilot.press("escape")
+
+    drive(Source(SNAPSHOT), script)
+
+
+def test_a_device_leads_to_its_nodes_ranks_devices_and_incidents():
+    async def script(app, pilot):
+        app.query_one("#devices").focus()
+        await pilot.press("enter")
+        await pilot.pause()
+        detail = str(app.screen.query_one("#detail").render())
+        assert detail.startswith("node c001")
+        assert "rank 2" in detail
+        assert "rank 3           103.0 ms a step  the others wait for it" in detail
+        assert "rank 4" not in detail
+        assert "512 W" in detail
+        assert "hang · network · nic:c001/mlx5_0" in detail
 
     drive(Source(SNAPSHOT), script)
 
@@ -162,3 +180,14 @@ def test_rank_lines_by_hand():
     assert lines[0].step_ms == 4.0
     assert lines[0].phases[Phase.COLLECTIVE] == 0.25
     assert lines[1].node == "b"
+
+
+def test_mfu_is_flops_over_the_slowest_ranks_step_and_every_devices_peak():
+    """Two ranks of 3e9 FLOP in 4 ms: 1.5e12 FLOP/s, half of the peak; unknown with one rank."""
+    steps = steps_frame(
+        [{"rank": r, "step": 0, "duration_ns": 4_000_000, "flops": 3e9} for r in range(2)]
+    )
+    lines = rank_lines(steps, {})
+    assert _mfu(steps, lines, 3e12) == pytest.approx(0.5)
+    assert _mfu(steps.filter(pl.col("rank") == 0), lines, 3e12) is None
+    assert _mfu(steps, lines, None) is None
