@@ -71,16 +71,24 @@ class Stream:
         return None
 
 
-def test_ten_per_cent_slower_is_told_within_twenty_steps_with_the_rank():
-    stream = Stream()
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("base", [80.0, 500.0, 12_000.0])
+def test_ten_per_cent_slower_is_told_within_twenty_steps_with_the_rank(seed, base):
+    stream = Stream(seed=seed, base=base)
     assert stream.run(100) == []
-    count = 0
-    while count < 20 and not stream.run(1, factor=1.1, late=5):
-        count += 1
+    stream.run(20, factor=1.1, late=5)
     assert stream.changes, "not told within twenty steps"
     incident = stream.changes[0].incident
     assert (incident.kind, incident.state) == ("slow", "open")
     assert "rank 5 is late" in stream.changes[0].observations[0].text
+
+
+def test_ten_per_cent_slower_for_all_is_told_and_names_no_rank():
+    stream = Stream()
+    stream.run(100)
+    stream.run(20, factor=1.1)
+    assert [c.incident.kind for c in stream.changes] == ["slow"]
+    assert stream.changes[0].observations[0].rank is None
 
 
 def test_a_slow_loader_is_the_storages():
@@ -112,8 +120,9 @@ def test_back_at_the_old_pace_it_closes_once_not_at_the_first_good_step():
     assert [c.incident.state for c in stream.changes] == ["open", "closed"]
 
 
-def test_a_stall_is_told_within_ten_seconds_and_closed_by_the_next_step():
-    stream = Stream()
+@pytest.mark.parametrize("base", [50.0, 500.0, 3000.0])
+def test_a_stall_is_told_within_ten_seconds_and_closed_by_the_next_step(base):
+    stream = Stream(base=base)
     stream.run(50)
     took = stream.wait(60)
     assert took is not None
