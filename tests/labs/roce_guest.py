@@ -11,9 +11,12 @@ import select
 import subprocess
 import time
 import traceback
+import urllib.parse
+from dataclasses import replace
 from pathlib import Path
 
 from kansoku.app.fabric._answers import status_json
+from kansoku.app.fabric._learning import ServiceLearning
 from kansoku.catalog import load_cluster
 from kansoku.errors import PlatformError
 from kansoku.fabric.controller import Controller
@@ -23,7 +26,6 @@ from kansoku.fabric.edge.verbs_learner import KprobeLearner
 from kansoku.fabric.edge.worker import Worker
 from kansoku.fabric.messages import Register, RnicAddress
 from kansoku.fabric.probe import Kind, Result, encode
-from kansoku.fabric.service import tuple_of_queue_pair
 from kansoku.fabric.settings import Settings
 from kansoku.fabric.topology import topology_of
 
@@ -123,6 +125,42 @@ def cluster_file() -> Path:
     return path
 
 
+class Seen:
+    """The learner of one host: all of them share this machine's kernel."""
+
+    source = "kprobes"
+
+    def __init__(self, node: str, device: str) -> None:
+        self.node, self.device = node, device
+        self.pairs: list = []
+
+    def poll(self) -> list:
+        pairs, self.pairs = self.pairs, []
+        return pairs
+
+
+class DirectLine:
+    """The line to the controller by function calls: a web server takes long to start in here."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+
+    def request(self, method: str, path: str, body: object, kind: object) -> object:
+        parts = urllib.parse.urlsplit(path)
+        if parts.path == "/fabric/rnics":
+            return {str(m["address"]): name for name, m in self.controller.members().items()}
+        job = urllib.parse.unquote(parts.path.removeprefix("/fabric/service/"))
+        if method == "DELETE":
+            self.controller.end_service(job)
+            return {}
+        lease_s = float(urllib.parse.parse_qs(parts.query)["lease_s"][0])
+        until = time.time_ns() + int(lease_s * 1e9)
+        return {"tuples": self.controller.set_service(job, body, until_ns=until)}
+
+    def close(self) -> None:
+        pass
+
+
 class Recording(Worker):
     """Keeps single results beside the windows."""
 
@@ -161,6 +199,15 @@ class Fabric:
         self.version = ""
         self.learner: KprobeLearner | None = None
         self.learned: list = []
+        self.followers: list[tuple[Seen, ServiceLearning]] = []
+
+    def learn(self, learner: KprobeLearner) -> None:
+        """Give every host what was seen of its devices, as its own learner would have."""
+        new = learner.poll()
+        self.learned += new
+        for seen, learning in self.followers:
+            seen.pairs += [replace(p, node=seen.node) for p in new if p.device == seen.device]
+            learning.step()
 
     def run(self, *, windows: int, until=None) -> dict:
         """Run until a window's status satisfies ``until``, ``windows`` of them at most."""
@@ -178,7 +225,7 @@ class Fabric:
             for worker in self.workers:
                 worker.handle()
             if self.learner is not None:
-                self.learned += self.learner.poll()
+                self.learn(self.learner)
             for worker in self.workers:
                 for report in worker.reports(time.time_ns(), 1, {}):
                     self.controller.report(report, time.time_ns())
@@ -276,42 +323,45 @@ def service_part(fabric: Fabric) -> None:
     ]
     base += ["-p", "19999"]
     log = (OUT / "perftest.log").open("w")
-    server = subprocess.Popen([*base, "-d", "rxe2", "-x", begin[2]], stdout=log, stderr=log)
+    job = {**os.environ, "SLURM_JOB_ID": "4711"}
+    for host, device, _, _ in HOSTS:
+        seen = Seen(host, device)
+        line = DirectLine(fabric.controller)
+        fabric.followers.append((seen, ServiceLearning(host, [device], seen, line)))
+    server = subprocess.Popen(
+        [*base, "-d", "rxe2", "-x", begin[2]], stdout=log, stderr=log, env=job
+    )
     time.sleep(0.3)
     client = subprocess.Popen(
-        [*base, "-d", "rxe0", "-x", begin[0], "127.0.0.1"], stdout=log, stderr=log
+        [*base, "-d", "rxe0", "-x", begin[0], "127.0.0.1"], stdout=log, stderr=log, env=job
     )
     pids = {server.pid: "rxe2", client.pid: "rxe0"}
     fabric.run(windows=1)
     pairs = [p for p in fabric.learned if not p.gone]
-    rnic_of_gid = {f"::ffff:{net}.2": f"{host}/{device}" for host, device, _, net in HOSTS}
-    host_of = {device: host for host, device, _, _ in HOSTS}
-    tuples = []
-    for pair in pairs:
-        made = tuple_of_queue_pair(pair, rnic_of_gid)
-        if made is not None:
-            tuples.append(type(made)(
-                source=f"{host_of[pair.device]}/{pair.device}", target=made.target, port=made.port
-            ))  # fmt: skip
-    taken = fabric.controller.set_service("perftest", tuples)
+    jobs = fabric.controller.services()
+    names = fabric.controller.topology.rnics
+    tuples = [
+        (names[a], names[b], port) for a, b, port in fabric.controller._service_table.tolist()
+    ]
     with netem("tora", "up0", "loss", "10%"), netem("tora", "up1", "loss", "10%"):
         status = fabric.run(windows=2)
     after = {device: counters(device) for _, device, _, _ in HOSTS}
     for process in (client, server):
         process.kill()
         process.wait()
-    fabric.learned += fabric.learner.poll()
+    fabric.learn(fabric.learner)
     gone = [p for p in fabric.learned if p.gone]
-    fabric.controller.end_service("perftest")
+    jobs_after = fabric.controller.services()
+    fabric.followers.clear()
     fabric.learner.close()
     fabric.learner = None
     left = Path("/sys/kernel/tracing/kprobe_events").read_text()
     save(service={
-        "source": attached, "taken": taken, "left_probes": left,
+        "source": attached, "jobs": jobs, "jobs_after": jobs_after, "left_probes": left,
         "pids": {str(pid): device for pid, device in pids.items()},
         "pairs": [{name: getattr(p, name) for name in type(p).__dataclass_fields__} for p in pairs],
         "gone": [(p.device, p.qpn) for p in gone],
-        "tuples": [[t.source, t.target, t.port] for t in tuples],
+        "tuples": tuples,
         "status": brief(status),
         "counters": {
             device: {name: after[device][name] - value for name, value in values.items()}

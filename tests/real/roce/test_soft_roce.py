@@ -105,11 +105,18 @@ def test_kprobes_learn_the_tuples_of_perftest(guest):
 
 def test_the_service_is_probed_over_its_tuples(guest):
     service = guest["service"]
-    assert service["taken"] == len(service["tuples"]) == 4
+    assert len(service["tuples"]) == 4
     assert {(source, target) for source, target, _ in service["tuples"]} == {
         ("h0/rxe0", "h2/rxe2"), ("h2/rxe2", "h0/rxe0"),
     }  # fmt: skip
     assert service["status"]["sla"]["service"]["probes"] > 0
+
+
+def test_learning_tells_the_job_and_ends_it_with_its_queue_pairs(guest):
+    """What `fabric agent --learn` does on each host, from the kernel's events to the controller."""
+    service = guest["service"]
+    assert service["jobs"] == {"4711.h0": 2, "4711.h2": 2}
+    assert service["jobs_after"] == {}
 
 
 def test_loss_under_rc_traffic_moves_the_rdma_counters(guest):
