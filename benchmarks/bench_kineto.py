@@ -125,20 +125,31 @@ def write_big(path: Path, seed: Path, size: int) -> int:
         return file.tell()
 
 
-def measure(command: list[str]) -> tuple[float, float, int]:
-    """Return wall seconds of the work, CPU seconds of the process tree, and its peak memory."""
+def measure(command: list[str]) -> tuple[float, float, int, float]:
+    """Return wall seconds of the work, CPU seconds of the process tree, its peak memory, and wall
+    seconds from the start of the process to its end."""
+    began = time.perf_counter()
     process = psutil.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     peak = 0
     spent: dict[int, float] = {}
     while process.poll() is None:
         peak = max(peak, _look(process, spent))
         time.sleep(0.01)
+    whole = time.perf_counter() - began
     assert process.stdout is not None
     output = process.stdout.read().split()
     assert process.returncode == 0, command
     wall, busy = map(float, output[-2:])
     assert busy > 0
-    return wall, sum(spent.values()), peak
+    return wall, sum(spent.values()), peak, whole
+
+
+def from_shell(files: list[Path]) -> float:
+    """Return wall seconds of the command itself, in a fresh process."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "kansoku", "trace", "breakdown", "--json", *map(str, files)]
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - began
 
 
 def _look(process: psutil.Process, spent: dict[int, float]) -> int:
@@ -174,6 +185,16 @@ def _pair(title: str, files: dict[int, Path], rows: list[Row]) -> None:
                 met=None if target is None else ratio >= target,
             )
         )
+    shell = from_shell(list(files.values()))
+    rows.append(
+        Row(
+            what=f"{title}: wall from start to end of the process",
+            measured=peer[3] / shell,
+            unit="times faster",
+            target="",
+            peer=f"HolisticTraceAnalysis {peer[3]:.2f} s, kansoku {shell:.2f} s",
+        )
+    )
     ratio = ours[2] / peer[2]
     rows.append(
         Row(

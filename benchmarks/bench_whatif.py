@@ -27,7 +27,7 @@ print(time.perf_counter() - wall, 1)
 
 
 def _rows(title: str, path: Path) -> list[Row]:
-    wall, cpu, peak = measure([sys.executable, "-c", _CODE, str(path)])
+    wall, cpu, peak, _ = measure([sys.executable, "-c", _CODE, str(path)])
     return [
         Row(what=f"{title}: file to verdict, imports included", measured=wall, unit="s", target=""),
         Row(what=f"{title}: CPU", measured=cpu, unit="s", target=""),

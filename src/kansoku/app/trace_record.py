@@ -15,7 +15,14 @@ from kansoku.errors import InputError, PlatformError
 from kansoku.formats.kineto import find_sources, read_trace
 from kansoku.formats.kineto_daemon import ACTIVITIES, Register, Request
 from kansoku.trace.edge.kineto_daemon import KinetoEndpoint
-from kansoku.trace.recording import POLL_INTERVAL_NS, Plan, Round, Target, version_is_safe
+from kansoku.trace.recording import (
+    MARGIN_NS,
+    POLL_INTERVAL_NS,
+    Plan,
+    Round,
+    Target,
+    version_is_safe,
+)
 from kansoku.view import Block, Column, Facts, Sentence, Table, Tone, View
 
 __all__ = ["RecordResult", "TakenTrace", "record"]
@@ -27,6 +34,8 @@ _SILENCE_NS = 4 * POLL_INTERVAL_NS
 # Kineto processes a trace after it was taken; minutes where it is large.
 _WRITING_NS = 60_000_000_000
 _ATTEMPTS = 3
+_WIDER_MARGIN = 5
+"""On a machine with thirty runnable processes a thread that sleeps five seconds may take ten."""
 _SAME_STEPS = 0.5
 _LIBRARY = "libtorch_cpu.so"
 
@@ -167,7 +176,8 @@ def record(
     """Have every process of a job on this node write a profiler trace at the same time.
 
     ``pids`` may be launchers: processes below them count too. A start sooner than all can keep is
-    moved. Where the ranks took different steps, it is done again with a wider multiple. Raises
+    moved. Where the ranks took different steps, it is done again with a wider multiple; where one
+    asked too late for the start, with a later one. Raises
     InputError where no process can be asked, PlatformError where torch is too old (unless
     ``force``) or another daemon answers.
     """
@@ -187,15 +197,20 @@ def record(
     place = _make_folder(out, found)
     folder = folders.pop()
     with KinetoEndpoint(None if folder is None else Path(folder)) as endpoint:
+        margin_ns = MARGIN_NS
         for attempt in range(1, _ATTEMPTS + 1):
-            session = _Session(found, plan, place, endpoint, say)
+            session = _Session(found, plan, place, endpoint, say, margin_ns)
             session.run(timeout_s)
             result = session.result(place, tuple(notes))
-            again = None if attempt == _ATTEMPTS else _wider(result, session.round)
-            if again is None:
+            last = attempt == _ATTEMPTS
+            if not last and (again := _wider(result, session.round)) is not None:
+                say(f"the ranks took different steps; again, at a multiple of {again}")
+                plan = replace(plan, round_up=again)
+            elif not last and session.round.late and plan.start_ns is None:
+                say("a process asked too late for the start; again, with more time")
+                margin_ns *= _WIDER_MARGIN
+            else:
                 return result
-            say(f"the ranks took different steps; again, at a multiple of {again}")
-            plan = replace(plan, round_up=again)
             for trace in result.traces:
                 trace.file.unlink()
     raise AssertionError("the last attempt returns")
@@ -224,6 +239,7 @@ class _Session:
         place: Path,
         endpoint: KinetoEndpoint,
         say: Callable[[str], None],
+        margin_ns: int,
     ):
         self.ranks = {one.process.pid: one.rank for one in found}
         targets = {
@@ -234,7 +250,7 @@ class _Session:
             )
             for pid, rank in self.ranks.items()
         }
-        self.round = Round(plan=plan, targets=targets)
+        self.round = Round(plan=plan, targets=targets, margin_ns=margin_ns)
         self.endpoint = endpoint
         self.say = say
         self.processes = {one.process.pid: one.process for one in found}
@@ -302,6 +318,8 @@ class _Session:
             reason = None
             if not self.processes[pid].alive():
                 reason = "it ended before its trace was written"
+            elif pid in self.round.late:
+                reason = "it asked too late for the start: the machine is busy"
             elif pid not in self.round.asked_ns and waited_ns > _SILENCE_NS:
                 reason = "it did not ask: was it started with KINETO_USE_DAEMON=1?"
             elif end is not None and now > end + _WRITING_NS:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 
 from kansoku.errors import InputError
 
-__all__ = ["Plan", "Round", "Target", "version_is_safe"]
+__all__ = ["MARGIN_NS", "POLL_INTERVAL_NS", "Plan", "Round", "Target", "version_is_safe"]
 
 POLL_INTERVAL_NS = 5_000_000_000
 """How often Kineto asks (its default; the job cannot be told otherwise from outside)."""
 WARM_UP_NS = 2_000_000_000
 # Asking, reading the answer and its thread's own interval of a second.
-_MARGIN_NS = 2_000_000_000
+MARGIN_NS = 2_000_000_000
 _FIRST_SAFE = (2, 10)
 
 
@@ -96,9 +96,9 @@ class Plan:
         return "\n".join(lines)
 
     @staticmethod
-    def earliest_start(now_ns: int) -> int:
+    def earliest_start(now_ns: int, margin_ns: int = MARGIN_NS) -> int:
         """Return the first start that every process can still keep."""
-        return now_ns + POLL_INTERVAL_NS + _MARGIN_NS + WARM_UP_NS
+        return now_ns + POLL_INTERVAL_NS + margin_ns + WARM_UP_NS
 
 
 @dataclass(slots=True)
@@ -112,6 +112,10 @@ class Round:
     """Monotonic times."""
     told_ns: dict[int, int] = field(default_factory=dict)
     """Monotonic times."""
+    margin_ns: int = MARGIN_NS
+    """How much later than after five seconds a busy process may ask again."""
+    late: set[int] = field(default_factory=set)
+    """Who asked when the start was too near: Kineto would drop the request."""
     _first: int | None = None
     _open: bool = False
 
@@ -120,6 +124,9 @@ class Round:
         self.asked_ns.setdefault(pid, []).append(now_ns)
         target = self.targets.get(pid)
         if target is None or pid in self.told_ns or not self._may_tell(pid, unix_ns):
+            return ""
+        if self.plan.start_ns is not None and unix_ns > self.plan.start_ns - WARM_UP_NS:
+            self.late.add(pid)
             return ""
         self.told_ns[pid] = now_ns
         return self.plan.config(target.file)
@@ -130,7 +137,7 @@ class Round:
         if self.plan.steps is None:
             if not self.silent(1):
                 self._open = True
-                soonest = Plan.earliest_start(unix_ns)
+                soonest = Plan.earliest_start(unix_ns, self.margin_ns)
                 self.plan = replace(self.plan, start_ns=max(self.plan.start_ns or 0, soonest))
             return self._open
         if self._first is None and not self.silent(2):

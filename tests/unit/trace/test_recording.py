@@ -86,3 +86,12 @@ def test_a_file_name_cannot_add_settings():
 )
 def test_versions_with_the_race_are_known(version, safe):
     assert version_is_safe(version) is safe
+
+
+def test_who_asks_when_the_start_is_too_near_is_not_told_in_vain():
+    told = Round(plan=Plan(duration_ms=300), targets=targets(1, 2))
+    assert ask(told, 1, 0.0) == ""
+    # Both have asked: the start is at 1 + 5 + 2 + 2, and warming up begins at 8.
+    assert "PROFILE_START_TIME=1010000" in ask(told, 2, 1.0)
+    assert ask(told, 1, 9.0) == ""
+    assert (told.late, set(told.told_ns)) == ({1}, {2})
