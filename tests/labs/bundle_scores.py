@@ -1,20 +1,11 @@
-"""Score diagnoses of bundles with a known cause: ``NAME/expected.json`` beside the files.
+"""Score the diagnoses of bundles whose cause is known."""
 
-``domain`` (one or several that are right), ``component`` (words, one of which should be in one of
-the first three hypotheses), ``subject``, ``forbidden`` (domains that must never stand first);
-``"domain": null`` is a healthy job.
-"""
-
-import json
-import shutil
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-from kansoku.app.diagnose import diagnose_folder
+from tests.labs.bundle_scene import Case
 
-ROOT = Path(__file__).parents[1] / "data" / "bundles"
+from kansoku.app.diagnose import Diagnosis, diagnose_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,47 +15,38 @@ class Score:
     name: str
     domain: bool
     component: bool | None
-    subject: bool | None
+    """None where the case has no part to name."""
     forbidden_first: bool
     seconds: float
     said: str
 
 
-def _several(value):
-    return [] if value is None else [value] if isinstance(value, str) else list(value)
-
-
-def bundles():
-    """Return the folders that have an expectation."""
-    return sorted(p.parent for p in ROOT.glob("*/expected.json"))
-
-
-def score(folder):
-    """Diagnose a copy without the expectation and compare."""
-    wanted = json.loads((folder / "expected.json").read_text())
-    with tempfile.TemporaryDirectory(prefix="bundle-") as copy:
-        target = Path(copy) / "job"
-        shutil.copytree(folder, target, ignore=shutil.ignore_patterns("expected.json", "README*"))
-        begin = time.perf_counter()
-        answer = diagnose_folder(target)
-        seconds = time.perf_counter() - begin
+def _is_right(case: Case, answer: Diagnosis) -> bool:
     found = [h for incident in answer.incidents for h in incident.hypotheses]
-    domains = _several(wanted.get("domain", wanted.get("domains")))
-    forbidden = _several(wanted.get("forbidden", wanted.get("forbidden_domains")))
-    words = _several(wanted.get("component", wanted.get("component_words")))
-    subject = wanted.get("subject")
-    first = found[0] if found else None
+    if case.domain == "none":
+        return not answer.incidents
+    if case.domain == "unknown":
+        return bool(answer.incidents) and not found
+    return bool(found) and str(found[0].domain) == case.domain
+
+
+def score(case: Case) -> Score:
+    """Diagnose one bundle and compare with what an experienced operator says."""
+    begin = time.perf_counter()
+    answer = diagnose_folder(case.folder)
+    seconds = time.perf_counter() - begin
+    found = [h for incident in answer.incidents for h in incident.hypotheses]
     told = " ".join(
         f"{h.component} {h.subject} " + " ".join(e.sentence for e in h.evidence_for)
         for h in found[:3]
     ).lower()
-    right = (str(first.domain) in domains) if first and domains else (not domains and not found)
+    words = case.component_words if case.domain not in {"none", "unknown"} else ()
+    first = found[0] if found else None
     return Score(
-        name=folder.name,
-        domain=right,
-        component=any(w.lower() in told for w in words) if words else None,
-        subject=str(subject).lower() in told if subject else None,
-        forbidden_first=first is not None and str(first.domain) in forbidden,
+        name=case.name,
+        domain=_is_right(case, answer),
+        component=any(word in told for word in words) if words else None,
+        forbidden_first=first is not None and str(first.domain) in case.forbidden,
         seconds=seconds,
         said=f"{first.domain}: {first.component} on {first.subject}" if first else "nothing",
     )

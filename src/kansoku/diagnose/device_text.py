@@ -9,7 +9,7 @@ down, a reason that is active.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
@@ -32,6 +32,9 @@ _PAIR = re.compile(
 )
 _HEADING = re.compile(r"^(\s*)([A-Za-z][\w /().'-]{1,60}?)\s*:?\s*$")
 _NUMBER = re.compile(r"^[-+]?\d[\d.]*")
+_ULIMIT = re.compile(r"^([a-z][a-z /-]{3,40}?)\s+\((?:[\w ]+, )?-\w\)\s+(\S+)\s*$")
+_SHM = re.compile(r"^\S+\s+([\d.]+[KMGT]?i?B?)\s.*\s/dev/shm\s*$")
+_IOMMU = re.compile(r"\b((?:intel_|amd_)?iommu)=(\S+)")
 # Facts that must agree among equal nodes.
 _CONFIGURATION = re.compile(
     r"version|driver|firmware|fw|vbios|mtu|kernel|gid|iommu|acs|memlock|nofile|ulimit|locked|shm|"
@@ -71,6 +74,17 @@ _CLASSES = (
 )
 
 
+def _plain_facts(line: str) -> list[tuple[str, str]]:
+    """Return facts of tools that write neither colon nor equals sign: ulimit, df, cmdline."""
+    limit = _ULIMIT.match(line)
+    if limit is not None:
+        return [(f"ulimit {limit[1].strip()}", limit[2])]
+    shm = _SHM.match(line)
+    if shm is not None:
+        return [("shm size", shm[1])]
+    return [(f"cmdline {key}", value) for key, value in _IOMMU.findall(line)]
+
+
 def facts_of_text(lines: Iterable[str], *, node: str | None, name: str) -> list[DeviceFact]:
     """Return every pair of a text, with its device and headings."""
     device: str | None = None
@@ -78,6 +92,9 @@ def facts_of_text(lines: Iterable[str], *, node: str | None, name: str) -> list[
     stack: list[tuple[int, str]] = []
     found = []
     for number, line in enumerate(lines, start=1):
+        for key, value in _plain_facts(line):
+            source = f"{name}:{number}"
+            found.append(DeviceFact(node=node, device=None, key=key, value=value, source=source))
         begins = _DEVICE.match(line)
         if begins is not None:
             device = next((g for g in begins.groups()[:5] if g), begins[7])
@@ -247,6 +264,16 @@ def _domain_of(key: str) -> tuple[Domain, str]:
     return Domain.HOST, "configuration"
 
 
+def _of_two(key: str, by_node: dict[str, list[DeviceFact]]) -> Observation:
+    """Return that two nodes differ; which of them is right is not known."""
+    domain, component = _domain_of(key)
+    (one, ours), (other, theirs) = sorted(by_node.items())
+    values = [", ".join(sorted({f.value for f in facts})) for facts in (ours, theirs)]
+    text = f"{key}: {values[0]} on {one}, {values[1]} on {other}"
+    seen = _observation(ours[0], "odd-configuration", domain, component, 0.3, text, "either")
+    return replace(seen, node=None, device=None)
+
+
 def _odd(facts: Sequence[DeviceFact]) -> list[Observation]:
     """Return configuration in which one or two nodes differ from all others."""
     values: dict[str, dict[str, list[DeviceFact]]] = defaultdict(lambda: defaultdict(list))
@@ -255,9 +282,11 @@ def _odd(facts: Sequence[DeviceFact]) -> list[Observation]:
             values[fact.key][fact.node].append(fact)
     found = []
     for key, by_node in values.items():
+        told = {n: tuple(sorted({f.value for f in items})) for n, items in by_node.items()}
+        if len(told) == 2 and len(set(told.values())) == 2:
+            found.append(_of_two(key, by_node))
         if len(by_node) < 3:
             continue
-        told = {n: tuple(sorted({f.value for f in items})) for n, items in by_node.items()}
         counts = Counter(told.values())
         usual, many = counts.most_common(1)[0]
         odd = [n for n, value in told.items() if value != usual]

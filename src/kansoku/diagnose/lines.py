@@ -252,17 +252,18 @@ class LineReader:
     def read_progress(self, lines: Iterable[str], facts: FileFacts) -> None:
         """Note when ranks got on; ``lines`` are the head or, last first, the tail of a file.
 
-        The first line that tells is enough where the file is one rank's.
+        The first line that tells of a rank is enough.
         """
+        told: set[int | None] = set()
         for line in lines:
-            if progress_of(line) is None:
-                continue
             said = parse_line(line, facts.clock)
-            if said.time_ns is None:
+            rank = said.rank if said.rank is not None else facts.rank
+            if rank in told or said.time_ns is None or progress_of(line) is None:
                 continue
             self._got_on(said, facts)
             if facts.rank is not None:
                 return
+            told.add(rank)
 
     def _got_on(self, said: LineFacts, facts: FileFacts) -> None:
         time_ns = said.time_ns

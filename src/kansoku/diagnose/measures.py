@@ -22,7 +22,7 @@ from kansoku.diagnose.recognise import by_code
 from kansoku.model import Domain
 from kansoku.stats.change import change_point
 
-__all__ = ["MEASURE_COLUMNS", "MeasurePolicy", "dated", "read_measures"]
+__all__ = ["MEASURE_COLUMNS", "MeasurePolicy", "against_plan", "dated", "read_measures"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -57,6 +57,8 @@ class MeasurePolicy:
     spread: float = 6.0
     """Distance from the peers in their own spreads."""
     change_score: float = 6.0
+    slower_than_planned: float = 1.3
+    """Observed over planned step time; plans of known machines are within 15 %."""
     most_series: int = 20_000
 
 
@@ -494,6 +496,25 @@ def read_measures(frame: pl.DataFrame, *, policy: MeasurePolicy | None = None) -
         grid = _grid(part.with_columns(pl.col("value").fill_nan(None)), str(metric), policy)
         found += _judge(grid, quantity, policy, nans)
     return found
+
+
+def against_plan(
+    frame: pl.DataFrame, planned_s: float, *, policy: MeasurePolicy | None = None
+) -> list[Observation]:
+    """Return that the median step takes longer than a plan expects of it: since when is unknown."""
+    policy = policy or MeasurePolicy()
+    median = frame.filter(pl.col("metric") == "step time s")["value"].median()
+    if not isinstance(median, float) or median < policy.slower_than_planned * planned_s:
+        return []
+    return [
+        Observation(
+            rule="metric:step time", text=f"steps take {median:.3g} s, the plan expects "
+            f"{planned_s:.3g} s", source="kansoku plan", kind="metric", domain=Domain.FRAMEWORK,
+            component="step time", role="symptom", strength=0.25,
+            meaning="slow from the begin: the layout, or the machine as a whole",
+            action="lay the run beside the plan: kansoku plan explain --run",
+        )
+    ]  # fmt: skip
 
 
 def dated(seen: Sequence[Observation], clock: Sequence[tuple[int, int]]) -> list[Observation]:

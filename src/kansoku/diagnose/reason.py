@@ -226,7 +226,12 @@ def _by_storage_way(one: Observation, clients: int, targets: int, context: Conte
 
 
 def _explained(
-    one: Observation, *, lost: bool, corrupts: bool, narrow: Mapping[str, Observation]
+    one: Observation,
+    *,
+    lost: bool,
+    corrupts: bool,
+    narrow: Mapping[str, Observation],
+    driverless: frozenset[str | None],
 ) -> Observation:
     """Return an observation as the consequence, or the place, that another has told."""
     if lost and one.rule in _TOLD_OF_LOSS:
@@ -234,6 +239,9 @@ def _explained(
     if corrupts and one.rule in _NUMERICS and one.domain is Domain.APPLICATION:
         # Wrong numbers that a repeat does not give are the device's: NaN is what it made.
         return replace(one, role="cascade")
+    if one.component == "driver" and one.node in driverless:
+        # A tool that cannot reach the GPU has no driver to ask.
+        return replace(one, domain=Domain.HOST)
     if one.component == "pcie" and one.node and one.node in narrow and not one.device:
         # The same line, read with the device that it belongs to.
         link = narrow[one.node]
@@ -283,11 +291,16 @@ def _by_scope(
         and abs((o.time_ns or onset_ns) - onset_ns) <= policy.old_ns
         for o in seen
     )
+    driverless = frozenset(
+        o.node for o in seen if o.domain is Domain.HOST and o.component == "driver" and o.node
+    )
     narrow = {o.node: o for o in seen if o.rule == "pcie-degraded" and o.device and o.node}
     lost = {o.node for o in seen if o.rule in {"node-lost", "silence.node"}}
     changed = []
     for one in seen:
-        new = _explained(one, lost=bool(lost), corrupts=corrupts, narrow=narrow)
+        new = _explained(
+            one, lost=bool(lost), corrupts=corrupts, narrow=narrow, driverless=driverless
+        )
         if new is one:
             new = _of_device_or_daemon(one, policy, daemon_died=bool(daemons))
         if new is not one:
@@ -429,7 +442,7 @@ def _kind(seen: Sequence[Observation], lead: Observation | None, context: Contex
             return "slow"
         if lead.rule == "stack.outlier":
             return "hang"
-    if context.ended is False and not died:
+    if not died and (context.ended is False or "metric:step time" in rules):
         return "slow"
     return "stop"
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kansoku.diagnose.edge import sieve
@@ -35,6 +35,7 @@ def test_a_harmless_shape_is_never_shown():
     ]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from([b"step 12", b"bad 3", b"", b"\xff bad", b"x" * 90]), max_size=60),
     st.integers(1, 64),

@@ -9,11 +9,12 @@ import polars as pl
 from kansoku.app.checkpoints import checkpoints_of_folder, checkpoints_of_run
 from kansoku.app.diagnose._answer import Diagnosis
 from kansoku.app.diagnose._runs import observe_dumps, observe_run
+from kansoku.app.diagnose._traces import observe_traces
 from kansoku.app.trace_hang import HangReport
 from kansoku.catalog.signatures import Signature
 from kansoku.diagnose.device_text import compare_facts, measures_of_facts
 from kansoku.diagnose.edge.bundle import Bundle, read_bundle
-from kansoku.diagnose.measures import dated, read_measures
+from kansoku.diagnose.measures import against_plan, dated, read_measures
 from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.policy import Policy
 from kansoku.diagnose.reason import Context, Progress
@@ -78,6 +79,13 @@ def diagnose_folder(
             sorted_in=lambda sorted_in: _begin_dumps(sorted_in, meanwhile, of_dumps),
         )
     reader = bundle.reader
+    if not (bundle.text_files or bundle.dumps or bundle.traces or bundle.runs or more):
+        why = "; ".join(bundle.skipped[:3]) or "it is empty"
+        raise InputError(
+            f"nothing in it that can be read: {why}",
+            where=str(path),
+            remedy="name a folder with logs, kernel logs, dumps, metrics, or a run",
+        )
     found = [*reader.observations, *more]
     missing = _missing(bundle)
     node_of_rank = dict(reader.node_of_rank)
@@ -107,11 +115,16 @@ def diagnose_folder(
         seen, _, unread = told.result()
         found += seen
         missing += unread
+    seen, unread = observe_traces(bundle.traces)
+    found += seen
+    missing += unread
     found += outliers(bundle.stacks)
     found += compare_facts(bundle.facts)
     numbers = [*bundle.numbers, measures_of_facts(bundle.facts)] if bundle.facts else bundle.numbers
     if numbers:
         found += dated(read_measures(pl.concat(numbers)), bundle.step_clock)
+    if bundle.planned_step_s is not None and numbers:
+        found += against_plan(pl.concat(numbers), bundle.planned_step_s)
     context = Context(
         job_nodes=frozenset(job_nodes) if bundle.job_nodes else _whole(bundle),
         nodes=frozenset(job_nodes | {o.node for o in found if o.node} | set(bundle.boots)),

@@ -7,14 +7,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+import orjson
 from ClusterShell.NodeSet import NodeSet, NodeSetParseError
 
+from kansoku.diagnose.device_text import DeviceFact
 from kansoku.formats.job_log import Clock, parse_line
 
-__all__ = ["accounted_nodes", "allocated_nodes", "boot_times", "node_set", "nodes_of_ranks",
-           "zone_minutes"]  # fmt: skip
+__all__ = [
+    "accounted_nodes",
+    "allocated_nodes",
+    "boot_times",
+    "library_facts",
+    "nodes_of_ranks",
+    "planned_step",
+    "zone_minutes",
+]
 
 _SMALL_BYTES = 16 * 1024
+_LARGEST_PLAN_BYTES = 4 << 20
 _BOOT_FILE = re.compile(r"uptime|boot|who-?b|proc[-_.]stat", re.IGNORECASE)
 _BOOT_LINE = re.compile(r"^\s*(?:(?:system boot|up since|boot time:?)\s+)?(?=\d{4}-\d\d-\d\d[ T])")
 _BTIME = re.compile(r"^btime (\d{10})\s*$", re.MULTILINE)
@@ -22,6 +32,9 @@ _ZONED = re.compile(r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?([+-]\d\d:?\d\d|Z)\b")
 _NAMED_ZONE = re.compile(r"\bzone:?\s+([A-Z][A-Za-z]+/[A-Z][A-Za-z_]+|UTC)\b", re.IGNORECASE)
 _ALLOCATION = re.compile(r"\bAllocate JobId=(\d+)\b[^\n]*?\bNodeList=(\S+)")
 _JOB_IN_NAME = re.compile(r"(?:slurm|job)[-_.](\d{2,})\b")
+_NCCL_VERSION = re.compile(
+    r"([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] NCCL INFO NCCL version ([\d.]+\+?\w*[\d.]*)"
+)
 _NCCL_RANK = re.compile(
     r"([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] NCCL INFO [^\n]*?\brank (\d+) nranks (\d+)"
 )
@@ -91,13 +104,15 @@ def boot_times(texts: Iterable[tuple[Path, str, str | None]], minutes: int) -> d
         lines = [line for line in text.splitlines() if line.strip()]
         if len(lines) == 1 and (match := _BOOT_LINE.match(lines[0])) is not None:
             clock = Clock(reference_ns=0, utc_offset_minutes=minutes)
-            stamp = parse_line(lines[0][match.end() :], clock).time_ns
+            # `who` leaves the seconds out.
+            moment = re.sub(r"( \d\d:\d\d)\s*$", r"\1:00", lines[0][match.end() :])
+            stamp = parse_line(moment, clock).time_ns
             if stamp is not None:
                 found[node] = stamp
     return found
 
 
-def node_set(text: str) -> set[str]:
+def _node_set(text: str) -> set[str]:
     """Return the nodes of a Slurm node list; empty where it is none."""
     try:
         return set(NodeSet(text, resolver=None))
@@ -114,7 +129,7 @@ def accounted_nodes(text: str) -> set[str]:
     whole = [row for row in rows[1:] if len(row) > max(job, nodes)]
     if len({row[job].partition(".")[0] for row in whole}) != 1:
         return set()
-    return set().union(*(node_set(row[nodes]) for row in whole))
+    return set().union(*(_node_set(row[nodes]) for row in whole))
 
 
 def allocated_nodes(log: str, names: Iterable[str]) -> set[str]:
@@ -123,7 +138,30 @@ def allocated_nodes(log: str, names: Iterable[str]) -> set[str]:
     if len(given) > 1:
         told = {match[1] for name in names if (match := _JOB_IN_NAME.search(name))}
         given = {job: nodes for job, nodes in given.items() if job in told}
-    return node_set(next(iter(given.values()))) if len(given) == 1 else set()
+    return _node_set(next(iter(given.values()))) if len(given) == 1 else set()
+
+
+def planned_step(path: Path) -> float | None:
+    """Return the step time in seconds of a plan's JSON answer; None where it is something else."""
+    if path.suffix == ".gz" or path.stat().st_size > _LARGEST_PLAN_BYTES:
+        return None
+    data = path.read_bytes()
+    if b'"kansoku.plan' not in data[:256]:
+        return None
+    try:
+        answer = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    step_s = answer.get("step_s") if isinstance(answer, dict) else None
+    return float(step_s) if isinstance(step_s, int | float) and step_s > 0 else None
+
+
+def library_facts(head: str, name: str) -> list[DeviceFact]:
+    """Return the NCCL versions that nodes name."""
+    return [
+        DeviceFact(node=host, device=None, key="nccl version", value=version, source=f"{name}:1")
+        for host, version in dict.fromkeys(_NCCL_VERSION.findall(head))
+    ]
 
 
 def nodes_of_ranks(head: str) -> dict[int, dict[int, str]]:

@@ -23,7 +23,9 @@ from kansoku.diagnose.edge.background import (
     accounted_nodes,
     allocated_nodes,
     boot_times,
+    library_facts,
     nodes_of_ranks,
+    planned_step,
     zone_minutes,
 )
 from kansoku.diagnose.edge.numbers import is_table_of_numbers, read_numbers
@@ -73,6 +75,7 @@ _STEP_MS = (
     r"\s*[:= ]\s*([\d.]+)\s*(ms|s\b|sec)?"
 )
 _LOSS = r"(?i)\b(?:lm |train(?:ing)?[_ ])?loss\b[\"']?\s*[:= ]\s*([-+]?\d[\d.]*(?:[eE][-+]?\d+)?)"
+_HAS_STEPS = re.compile(_STEP)
 _FEW_STEPS = 12
 _MOST_STAMPS = 20_000
 _DATED_STEPS = 400
@@ -106,6 +109,8 @@ class Bundle:
     """``{world: {rank: node}}`` as NCCL tells it."""
     boots: dict[str, int] = field(default_factory=dict)
     """When nodes booted, Unix ns."""
+    planned_step_s: float | None = None
+    """What ``kansoku plan explain --json`` expected of a step, where its answer is there."""
     step_clock: list[tuple[int, int]] = field(default_factory=list)
     """``(step, Unix ns)`` of lines of progress."""
     slurm_ended: list[bool] = field(default_factory=list)
@@ -182,11 +187,12 @@ def _read_text(
             return
         bundle.reader.read(islice(sieve.rows(file), _MOST_LINES_A_FILE), facts)
     # In step all ranks say the same: some logs are enough for the pace.
-    if facts.kind == "job" and len(bundle.numbers) < _MOST_PACES:
+    if facts.kind == "job" and len(bundle.numbers) < _MOST_PACES and _HAS_STEPS.search(tail):
         steps = _pace(path, facts, bundle)
         if len(steps):
             bundle.numbers.append(steps)
     if facts.kind == "job":
+        bundle.facts += library_facts(head, name)
         for world, nodes in nodes_of_ranks(head).items():
             bundle.rank_nodes.setdefault(world, {}).update(nodes)
         few = 400 if facts.rank is not None else 4000
@@ -365,6 +371,9 @@ def _sort_in(path: Path, name: str, bundle: Bundle, texts: list[tuple[Path, str]
         Path(base).suffix in {".jsonl", ".ndjson"} and is_table_of_numbers(path)
     ):
         bundle.metrics.append(path)
+    elif base.endswith(".json") and (planned := planned_step(path)) is not None:
+        bundle.planned_step_s = planned
+        bundle.text_files.append(name)
     elif base.endswith(".json") and _looks_like_kineto(path):
         bundle.traces.append(path)
     elif path.suffix != ".gz" and _is_binary(path):
