@@ -281,9 +281,10 @@ class Driver:
             if deed.kind is DeedKind.REQUEUE and failure is None:
                 response = replace(response, resumes_from=self._resumes_from())
             self.journal.audit(self._record(response, deed, failure or "done"))
+            # Before the state is kept: who dies in between does the deed again and notes it then.
+            self._remember(response, deed, failure)
             response = after(response, deed, failure=failure, now_ns=self.now_ns())
             self.journal.save(response)
-            self._remember(response, deed, failure)
         return response
 
     def _record(self, response: Response, deed: Deed, outcome: str) -> dict[str, Any]:
@@ -364,7 +365,9 @@ class Driver:
 
     def _remember(self, response: Response, deed: Deed, failure: str | None) -> None:
         """Write the node's life and let repeated failure open the breaker."""
-        if deed.kind is DeedKind.DRAIN and failure is None:
+        # A drain may be done twice, the node goes out once.
+        known = any(life.get("response") == response.id for life in self.journal.lives())
+        if deed.kind is DeedKind.DRAIN and failure is None and not known:
             self.journal.life(
                 {
                     "time_ns": self.now_ns(),

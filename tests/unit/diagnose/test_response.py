@@ -151,6 +151,10 @@ def test_no_progress_is_escalated_and_three_times_open_the_breaker(tmp_path):
     assert stuck.check(Target(incident="again", node="n1", job="78", reason="x")) is None
 
 
+def lives_kept(tmp_path):
+    return Journal(tmp_path / "state").lives()
+
+
 @pytest.mark.parametrize("moment", range(24))
 def test_killed_at_any_moment_and_taken_up_again(tmp_path, moment):
     """Whatever call to the cluster it dies in, a second driver ends with one spare admitted."""
@@ -166,6 +170,46 @@ def test_killed_at_any_moment_and_taken_up_again(tmp_path, moment):
     assert response.state is State.RECOVERED
     assert (cluster.drained, cluster.admitted) == ({"n2"}, {"s1"})
     assert cluster.excluded == {"77": "n2"}
+    assert [life["event"] for life in lives_kept(tmp_path)] == ["serviced_out"]
+
+
+class DyingJournal(Journal):
+    """Dies at the nth write of any kind, before or after it reached the disk."""
+
+    die_at = 0
+    late = False
+
+    def _append(self, name, record):
+        self._write_or_die(lambda: super(DyingJournal, self)._append(name, record))
+
+    def _write(self, path, data):
+        self._write_or_die(lambda: super(DyingJournal, self)._write(path, data))
+
+    def _write_or_die(self, write):
+        self.die_at -= 1
+        if self.die_at == 0 and not self.late:
+            raise Killed
+        write()
+        if self.die_at == 0:
+            raise Killed
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("moment", range(1, 25))
+def test_killed_at_any_write_and_taken_up_again(tmp_path, moment, late):
+    cluster = FakeCluster()
+    one = driver(tmp_path, cluster)
+    one.journal.__class__ = DyingJournal
+    one.journal.die_at, one.journal.late = moment, late
+    try:
+        one.begin(TARGET)
+    except Killed:
+        driver(tmp_path, cluster).begin(TARGET)
+    (response,) = Journal(tmp_path / "state").responses()
+    assert response.state is State.RECOVERED
+    assert (cluster.drained, cluster.admitted) == ({"n2"}, {"s1"})
+    assert [life["event"] for life in lives_kept(tmp_path)] == ["serviced_out"]
+    assert Journal(tmp_path / "state").breaker().restarts == {"77": 0}
 
 
 def test_beginning_twice_takes_up_the_first(tmp_path):
