@@ -24,7 +24,8 @@ SETTINGS = {
     "timeout_s": 0.5,
     "hold_s": 1.0,
     "silent_s": 2.0,
-    "grace_s": 1.0,
+    "grace_s": 1.5,
+    "slow_rtt_ns": 5_000_000,
     "refresh_s": 0.5,
     "link_per_s": 40.0,
     "traces_per_s": 25.0,
@@ -281,8 +282,12 @@ class Lab:
         assert answer.status == 200, body
         return json.loads(body)
 
-    def windows(self, count: int, timeout_s: float = 60.0):
-        """Yield the status after each of the next ``count`` windows that start from now on."""
+    def windows(self, count: int, timeout_s: float | None = None):
+        """Yield the status after each of the next ``count`` windows that start from now on.
+
+        By default a window may take five times as long as it should: the machine may be busy.
+        """
+        timeout_s = timeout_s or 60 + 5 * WINDOW_S * count
         begin = time.time_ns()
         seen = 0
         deadline = time.monotonic() + timeout_s
@@ -299,7 +304,7 @@ class Lab:
                     yield status
             time.sleep(0.1)
 
-    def wait(self, check, windows: int = 6, timeout_s: float = 60.0) -> dict:
+    def wait(self, check, windows: int = 20, timeout_s: float | None = None) -> dict:
         """Return the first status that satisfies ``check``; the current one counts."""
         status = None
         for status in self.windows(windows, timeout_s):
@@ -307,7 +312,7 @@ class Lab:
                 return status
         raise AssertionError(f"not within {windows} windows: {json.dumps(status, indent=1)}")
 
-    def wait_clear(self, windows: int = 8) -> dict:
+    def wait_clear(self, windows: int = 30) -> dict:
         def quiet(status):
             everyone = status["fabric"]["registered"] == len(self.rnics)
             return (
@@ -398,19 +403,21 @@ class Lab:
             "import socket,time\n"
             "s=[socket.socket(2,2) for _ in range(16)]\n"
             f"[x.bind(('{a.address}',0)) for x in s]\n"
+            "print('ready', flush=True)\n"
             "while True:\n"
             f"  for n in range({kbytes}): s[n%16].sendto(b'x'*1000,('{b.address}',9))\n"
             f"  time.sleep({period_s})\n"
         )
         process = subprocess.Popen(
             ["ip", "netns", "exec", self.ns(a.host), sys.executable, "-c", code],
-            stderr=subprocess.DEVNULL,
-        )
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
         try:
+            assert process.stdout.readline() == "ready\n"
             yield
         finally:
             process.kill()
-            process.wait()
+            process.communicate()
 
     @contextlib.contextmanager
     def starved(self, host: str, share: float = 0.5):

@@ -85,7 +85,9 @@ def _finding_rows(outcome: "Outcome") -> "pl.DataFrame":
     for change in outcome.changes:
         entry, anomaly = change.entry, change.entry.anomaly
         found = change.state == "open"
-        loss = "" if anomaly.loss_ratio is None else f", {anomaly.loss_ratio:.1%} of probes lost"
+        # A silent host and a congested link lose nothing: the evidence says what they are.
+        loss = anomaly.loss_ratio
+        what = f"{loss:.1%} of probes lost" if loss else "; ".join(anomaly.evidence[:1])
         rows.append(
             {
                 "id": f"fabric.{anomaly.kind}",
@@ -99,7 +101,7 @@ def _finding_rows(outcome: "Outcome") -> "pl.DataFrame":
                 ),
                 "confidence": anomaly.confidence,
                 "sentence": (
-                    f"{anomaly.kind} {anomaly.subject} at fault{loss} ({anomaly.impact})"
+                    f"{anomaly.kind} {anomaly.subject} at fault, {what} ({anomaly.impact})"
                     if found
                     else f"{anomaly.kind} {anomaly.subject} is well again: network cleared"
                 ),
