@@ -55,12 +55,18 @@ def _load(spots: Spots, offset: int) -> Words:
     at = spots.starts + offset
     left = spots.lengths - offset
     last = len(spots.words) - 1
-    if last >= 0 and len(at) and int(at.max()) <= last:
-        found = spots.words[at]
-    else:
-        # Near the buffer's end: copy the little that is left beyond it.
+    if last < 0:
         padded = np.concatenate([spots.data, np.zeros(16, np.uint8)])
         found = words_of(padded)[np.minimum(at, len(spots.data))]
+    elif not len(at) or int(at.max()) <= last:
+        found = spots.words[at]
+    else:
+        # The last seven bytes begin no word: take the last word and shift.
+        found = spots.words[np.minimum(at, last)]
+        beyond = np.clip(at - last, 0, 8).astype(np.uint64) * np.uint64(8)
+        # Shifting by 64 is undefined, by 32 twice is not.
+        half = beyond >> np.uint64(1)
+        found = found >> half >> (beyond - half)
     mask: Words = _FIRST.take(left, mode="clip")
     return found & mask
 
