@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from kansoku.errors import ConfigurationError, KansokuError
 from kansoku.node.edge.kmsg import Kmsg
@@ -170,7 +171,7 @@ def policy_in_time(read: Callable[[], GuardPolicy], *, budget_s: float) -> Guard
 
     def work(pipe: int) -> None:
         try:
-            answer = {"policy": asdict(read())}
+            answer: dict[str, Any] = {"policy": asdict(read())}
         except Exception as error:  # noqa: BLE001 - told to the parent, which fails open
             answer = {"error": f"{type(error).__name__}: {error}"}
         os.write(pipe, json.dumps(answer).encode())
@@ -193,8 +194,11 @@ def policy_in_time(read: Callable[[], GuardPolicy], *, budget_s: float) -> Guard
         raise ConfigurationError("the policy did not answer in time") from None
     if "error" in answer:
         raise ConfigurationError(answer["error"])
-    lists = {k: tuple(v) if isinstance(v, list) else v for k, v in answer["policy"].items()}
-    return GuardPolicy(**lists)
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in answer["policy"].items()
+    }
+    return GuardPolicy(**values)
 
 
 def _parse(data: bytes) -> Iterable[Check]:
