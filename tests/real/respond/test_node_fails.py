@@ -159,6 +159,26 @@ def test_drained_replaced_resumed_and_the_loss_goes_on(lab, tmp_path):
     assert all(curves[attempts[0]][s] == pytest.approx(again[s], rel=1e-4) for s in twice)
     assert max(again) > max(curves[attempts[0]])
 
+    _bring_back(lab, state, bad, common)
+
+
+def _bring_back(lab, state, bad, common):
+    """Repair, check and return the node, as operators do it by the command."""
+    lab.start_node(bad)
+
+    def moved(stage):
+        last = Respond(lab, state, "--node", bad, "--mark", stage, "--reason", "PSU", *common[2:])
+        return last.end()
+
+    assert moved("returned") == 1  # not before its check
+    assert [moved(stage) for stage in ("repaired", "validated", "returned")] == [0, 0, 0]
+    poll(
+        lambda: "DRAIN" not in lab.scontrol("show", "node", bad, "-o"), timeout=60,
+        message=lambda: lab.scontrol("show", "node", bad, "-o"), every=0.3,
+    )  # fmt: skip
+    events = [life["event"] for life in Journal(state).lives()]
+    assert events == ["serviced_out", "repaired", "validated", "returned"]
+
 
 def _tear_newest(folder):
     """Cut the newest checkpoint off, as a writer that died would; return the one before and it."""
