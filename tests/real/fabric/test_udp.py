@@ -80,6 +80,27 @@ def test_kernel_stamps_both_ways_and_the_port_asked_for(pair):
     assert received.address == transport.address
 
 
+@pytest.mark.parametrize(
+    "pair", [("127.0.0.1", StampSource.KERNEL), ("::1", StampSource.KERNEL)], indirect=True
+)
+def test_packets_read_one_by_one_are_those_read_by_the_batch(pair):
+    transport, _ = pair
+    assert transport._batch is not None
+    warm_up(transport)
+    batch, transport._batch = transport._batch, None
+    for number in range(200):
+        transport.send(packet(number), Peer(transport.address, 7), 50001)
+    singly = [e for e in gather(transport, 200) if isinstance(e, Received)]
+    transport._batch = batch
+    for number in range(200):
+        transport.send(packet(number), Peer(transport.address, 7), 50001)
+    together = [e for e in gather(transport, 200) if isinstance(e, Received)]
+    seen = [[(e.packet, e.address, e.source) for e in part] for part in (singly, together)]
+    assert seen[0] == seen[1]
+    assert len(singly) == 200
+    assert all(e.nic_ns <= e.now_ns for e in singly + together)
+
+
 @pytest.mark.parametrize("pair", [("127.0.0.1", StampSource.APPLICATION)], indirect=True)
 def test_application_stamps_say_so(pair):
     transport, _ = pair
