@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from kansoku.catalog.signatures import Signature
 from kansoku.diagnose.observation import Observation
-from kansoku.diagnose.recognise import Recognised, progress_of, recognise, says_healed
+from kansoku.diagnose.recognise import Recognised, placed, progress_of, recognise, says_healed
 from kansoku.formats.job_log import Clock, LineFacts, parse_line
 from kansoku.model import Domain
 
@@ -52,6 +52,12 @@ _PROGRAM = re.compile(r"\bpid[ =:']+(\d+)", re.IGNORECASE)
 _PARTITION = re.compile(r"\bgpu\w*\*|\|gpu\w*\||gres[/:=]|partition", re.IGNORECASE)
 _LONGEST_CACHED = 400
 _NUMBER_MATTERS = re.compile(r"xid|status|exit|signal|errno|rc\b", re.IGNORECASE)
+_TELLING = re.compile(
+    r"(?:xid[^\n]{0,40}?\)\s*[:=]?\s*"
+    r"|(?:xid|status|exit\w*|signal|errno|error|err|code|rc|http\S*|detected)\D{0,24})(\d+)",
+    re.IGNORECASE,
+)
+_MOST_KNOWN = 100_000
 # Labels of launchers stand where other tools put the host.
 _LABEL = re.compile(r"(?:rank|default|local_?rank|node_?rank|gpu|task)[-_]?\d+", re.IGNORECASE)
 
@@ -134,7 +140,7 @@ class LineReader:
 
     def __init__(self, extra: Sequence[Signature] = ()) -> None:
         self._extra = extra
-        self._known: dict[str, Recognised | None] = {}
+        self._known: dict[tuple[str, ...], Recognised | None] = {}
         self._programs: dict[tuple[object, ...], set[str]] = {}
         self._seen: dict[tuple[object, ...], Observation] = {}
         self.last_progress_ns: dict[int | None, int] = {}
@@ -148,19 +154,23 @@ class LineReader:
         return list(self._seen.values())
 
     def _recognise(self, text: str) -> Recognised | None:
-        """Recognise with a cache over lines that differ in numbers alone.
+        """Recognise with a cache over lines that differ in numbers that mean nothing.
 
-        Numbers carry meaning in driver codes, so lines that name one are never cached.
+        Numbers carry meaning in codes: those belong to the key.
         """
-        if len(text) > _LONGEST_CACHED or _NUMBER_MATTERS.search(text):
+        if len(text) > _LONGEST_CACHED:
             return recognise(text, extra=self._extra)
-        key = _VARIABLE.sub("#", text)
+        key = (_VARIABLE.sub("#", text), *_TELLING.findall(text))
         if key not in self._known:
+            if len(self._known) > _MOST_KNOWN:
+                self._known.clear()
             self._known[key] = recognise(text, extra=self._extra)
             return self._known[key]
         known = self._known[key]
+        if known is not None and known.rule == "node-lost":
+            return recognise(text, extra=self._extra)  # its target is a node's name
         if known is not None and (known.device is not None or known.target is not None):
-            return recognise(text, extra=self._extra)
+            return placed(known, text)
         return known
 
     def matters(self, line: str) -> bool:

@@ -15,7 +15,7 @@ from kansoku.catalog.xid import Code, codes
 from kansoku.diagnose.observation import Observation
 from kansoku.model import Domain
 
-__all__ = ["Recognised", "by_code", "progress_of", "recognise", "says_healed"]
+__all__ = ["Recognised", "by_code", "placed", "progress_of", "recognise", "says_healed"]
 
 _XID = re.compile(r"(?<![A-Za-z])Xid\b\s*(?:\([^)\n]*\))?\s*[:=]?\s*(\d{1,3})\b", re.IGNORECASE)
 _SXID = re.compile(r"SXid\b\s*(?:\([^)\n]*\))?\s*[:=]?\s*(\d{5})\b", re.IGNORECASE)
@@ -271,6 +271,14 @@ def recognise(text: str, *, extra: Sequence[Signature] = ()) -> Recognised | Non
     if said is None or said.role in {"info", "cascade"} or not _HANDLED.search(text):
         return said
     return replace(said, role="symptom", strength=said.strength * 0.3)
+
+
+def placed(said: Recognised, text: str) -> Recognised:
+    """Return what another line of the same kind says: its own device and target."""
+    device = _device(text, said.domain)
+    if said.rule.startswith(("xid.", "sxid.")):
+        device = device or _device(text, Domain.GPU_HARDWARE)
+    return replace(said, device=device, target=_target(text, said.domain))
 
 
 def says_healed(text: str) -> bool:

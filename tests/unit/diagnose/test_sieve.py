@@ -29,6 +29,27 @@ def test_lines_that_differ_in_digits_alone_are_judged_once():
     assert asked == ["100 bad thing"]
 
 
+def test_of_very_many_lines_of_one_shape_some_are_enough_but_for_driver_codes():
+    many = b"".join(b"bad thing %04d\n" % n for n in range(5000))
+    assert len(sifted(many)) == 2000 + 30
+    assert len(sifted(many.replace(b"thing", b"Xid"))) == 5000
+
+
+def test_numbers_that_are_codes_are_told_apart_others_are_not():
+    reader = LineReader()
+    line = "NVRM: Xid (PCI:0000:{bus}:00): {code}, pid={pid}, name=python"
+    said = [
+        line.format(bus=bus, code=code, pid=pid)
+        for pid in (7, 8)
+        for bus, code in (("18", 31), ("18", 79), ("3b", 79))
+    ]
+    facts = FileFacts(name="dmesg", kind="kernel", node="n1", clock=Clock(reference_ns=0))
+    reader.read([(n, text, ()) for n, text in enumerate(said, 1)], facts)
+    assert {(o.rule, o.device, o.repeats) for o in reader.observations} == {
+        ("xid.31", "0000:18:00", 2), ("xid.79", "0000:18:00", 2), ("xid.79", "0000:3b:00", 2),
+    }  # fmt: skip
+
+
 def test_a_harmless_shape_is_never_shown():
     assert sifted(b"step 1 bad but harmless\nBAD news 7\nstep 2 bad but harmless") == [
         (2, "BAD news 7")

@@ -17,6 +17,7 @@ _BLOCK_BYTES = 4 << 20
 _LONGEST_LINE = 16 << 20
 # Shapes are kept from file to file, as ranks say the same; so many, then anew.
 _MOST_SHAPES = 200_000
+_MANY, _THINNED = 2000, 100
 _LOOK_BACK = 64
 _SHOWN_BYTES = 8192
 
@@ -31,6 +32,7 @@ class Sieve:
         self._matters = matters
         self._harmless: set[bytes] = set()
         self._suspicious: set[bytes] = set()
+        self._shown: dict[bytes, int] = {}
 
     def rows(self, file: BinaryIO) -> Iterator[tuple[int, str, Sequence[bytes]]]:
         """Yield ``(row, line, lines before)`` of lines that may matter; rows count from 1.
@@ -39,6 +41,7 @@ class Sieve:
         stand in them.
         """
         row, rest = 1, b""
+        self._shown.clear()
         while block := file.read(_BLOCK_BYTES):
             chunk = rest + block
             cut = chunk.rfind(b"\n") + 1
@@ -71,7 +74,7 @@ class Sieve:
         lines = lines or chunk.split(b"\n")
         last = -1
         for index, shape in enumerate(shapes):
-            if shape in bad:
+            if shape in bad and self._wants(shape):
                 yield (
                     row + index,
                     _text(lines[index]),
@@ -79,6 +82,15 @@ class Sieve:
                 )
                 last = index
         return row + len(shapes)
+
+    def _wants(self, shape: bytes) -> bool:
+        """Count a shape's lines in this file: of very many, every hundredth is enough.
+
+        But for driver codes: one of them may be another.
+        """
+        count = self._shown.get(shape, 0) + 1
+        self._shown[shape] = count
+        return count <= _MANY or count % _THINNED == 0 or b"Xid" in shape
 
     def _judge(self, new: set[bytes], shapes: Sequence[bytes], lines: Sequence[bytes]) -> None:
         """Sort new shapes by the first line of each."""
