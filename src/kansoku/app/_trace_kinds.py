@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kansoku.formats.execution_trace import is_execution_trace
-from kansoku.formats.nccl_inspector import is_inspector
+from kansoku.formats.trace_heads import is_execution_trace, is_inspector
 
 __all__ = ["files_of"]
 

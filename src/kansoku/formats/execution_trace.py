@@ -20,7 +20,7 @@ from kansoku.formats.kineto import rank_from_name
 from kansoku.model.run import ProcessGroup
 from kansoku.model.tables import table_schema
 
-__all__ = ["ExecutionTrace", "is_execution_trace", "read_execution_trace"]
+__all__ = ["ExecutionTrace", "read_execution_trace"]
 
 _LARGEST_BYTES = 1 << 30
 _COLLECTIVE = re.compile(
@@ -46,11 +46,6 @@ class ExecutionTrace:
     groups: tuple[ProcessGroup, ...]
     set_aside: int
     """Nodes without an id or a name."""
-
-
-def is_execution_trace(head: bytes) -> bool:
-    """Say whether a file's first bytes are of this format."""
-    return b'"nodes"' in head and b'"schema"' in head and b'"traceEvents"' not in head
 
 
 def read_execution_trace(path: Path, *, run: str | None = None) -> ExecutionTrace:

@@ -15,7 +15,7 @@ import polars as pl
 from kansoku.errors import InputError
 from kansoku.model.tables import table_schema
 
-__all__ = ["InspectorFile", "is_inspector", "read_inspector"]
+__all__ = ["InspectorFile", "read_inspector"]
 
 _LARGEST_BYTES = 4 << 30
 _CHUNK = 1 << 20
@@ -31,11 +31,6 @@ class InspectorFile:
     writing minus the duration where events were not traced (``attributes`` says which)."""
     damaged: int
     """Stretches that were no object of this format."""
-
-
-def is_inspector(head: bytes) -> bool:
-    """Say whether a file's first bytes are of this format."""
-    return b'"coll_perf"' in head or b'"p2p_perf"' in head
 
 
 def read_inspector(path: Path, *, run: str | None = None) -> InspectorFile:
