@@ -66,7 +66,7 @@ def _load(spots: Spots, offset: int) -> Words:
         beyond = np.clip(at - last, 0, 8).astype(np.uint64) * np.uint64(8)
         # Shifting by 64 is undefined, by 32 twice is not.
         half = beyond >> np.uint64(1)
-        found = found >> half >> (beyond - half)
+        found = (found >> half >> (beyond - half)).astype(np.uint64, copy=False)
     mask: Words = _FIRST.take(left, mode="clip")
     return found & mask
 
