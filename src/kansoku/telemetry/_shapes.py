@@ -4,8 +4,8 @@ A program writes its spans with few orders of fields and keys. All spans of a re
 at once, field by field; where they differ they part, and each part goes on alone. What does not
 fit (too many shapes, fields in pieces, unknown fields of two bytes) is left to the general reader.
 
-Measured on a busy machine, eight attributes, 8,000 spans: 1.26 µs a span in all, 1.54 by the general
-reader.
+Measured on a busy machine, 8,000 spans of eight attributes: 1.26 µs a span in all, 1.54 by the
+general reader.
 """
 
 from dataclasses import dataclass, field
