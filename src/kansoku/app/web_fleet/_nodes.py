@@ -170,7 +170,7 @@ def _heard(reading: Reading, at_ns: int) -> tuple[dict[str, int], dict[str, floa
     watts: dict[str, float] = {}
     gpus: dict[str, int] = {}
     for metric in _HEARD:
-        frame = reading.latest(metric, at_ns=at_ns)
+        frame = _latest(reading, metric, at_ns)
         for text, time_ns, value in frame.select("labels", "time_ns", "value").iter_rows():
             labels = json.loads(text)
             node = node_of(labels)
@@ -182,6 +182,19 @@ def _heard(reading: Reading, at_ns: int) -> tuple[dict[str, int], dict[str, floa
                 gpus[node] = gpus.get(node, 0) + 1
     _last_words(reading, at_ns, heard, gpus)
     return heard, watts, gpus
+
+
+def _latest(reading: Reading, metric: str, at_ns: int) -> pl.DataFrame:
+    """Return each series' sample of the five minutes before a moment.
+
+    The store has every series' last sample at hand, and asks its rows only for the past: where
+    some sample is later than the moment.
+    """
+    frame = reading.latest(metric)
+    newest = frame["time_ns"].max()
+    if isinstance(newest, int) and newest > at_ns:
+        return reading.latest(metric, at_ns=at_ns)
+    return frame.filter(pl.col("time_ns") >= at_ns - STALE_NS)
 
 
 def _last_words(reading: Reading, at_ns: int, heard: dict[str, int], gpus: dict[str, int]) -> None:
@@ -213,7 +226,7 @@ def _last_words(reading: Reading, at_ns: int, heard: dict[str, int], gpus: dict[
 
 def _slurm_states(reading: Reading, at_ns: int) -> dict[str, list[str]]:
     states: dict[str, list[str]] = {}
-    frame = reading.latest("kansoku.slurm.node.state", at_ns=at_ns)
+    frame = _latest(reading, "kansoku.slurm.node.state", at_ns)
     for text, value in frame.select("labels", "value").iter_rows():
         labels = json.loads(text)
         if value and "slurm.node.name" in labels and "slurm.state" in labels:
