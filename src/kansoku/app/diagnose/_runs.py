@@ -91,17 +91,6 @@ def observe_run(path: Path) -> tuple[list[Observation], LoadedRun, dict[int, str
     answer = report(run)
     nodes = {r.rank: r.node for r in run.facts.ranks if r.rank is not None}
     found = [_of_straggler(s, run, nodes) for s in answer.stragglers.stragglers]
-    for finding in answer.findings:
-        if finding.id == "delay.rotating":
-            continue
-        if finding.id.startswith("step.slower") or finding.id == "step.change":
-            found.append(
-                _observation(
-                    "finding.slow", finding.sentence, finding.evidence[0].source,
-                    domain=finding.domain or Domain.FRAMEWORK, component="step time",
-                    role="symptom", strength=0.5, time_ns=finding.onset_ns,
-                )
-            )  # fmt: skip
     if answer.box.stopped:
         found += _of_end(answer.box.ranks, nodes)
         for blocked in answer.box.blocked[:4]:
