@@ -4,7 +4,6 @@ Peers of the same run: NumPy's own pass over the analyser's data, and a bare Pyt
 both kernel stamps, against which prober and responder are measured.
 """
 
-import gc
 import multiprocessing
 import resource
 import secrets
@@ -20,7 +19,7 @@ from tests.labs import fabric_trials as trials
 from benchmarks.table import Row, print_table
 from kansoku.fabric.analyser import analyse
 from kansoku.fabric.controller import Controller
-from kansoku.fabric.edge.agent import Loop
+from kansoku.fabric.edge.agent import Loop, calm_collector
 from kansoku.fabric.edge.udp import UdpTransport
 from kansoku.fabric.edge.worker import Worker
 from kansoku.fabric.messages import Pinglist, Register, RnicAddress, Tuples, packed_address
@@ -117,7 +116,7 @@ def worker(address, name, entries=()):
 
 def loop(made, stop_at):
     turns = Loop([made])
-    gc.freeze()
+    calm_collector()
     while time.monotonic() < stop_at:
         if turns.turn():
             made.handle()

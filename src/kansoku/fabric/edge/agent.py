@@ -15,13 +15,22 @@ from kansoku.fabric.messages import Pinglist, RnicAddress
 from kansoku.fabric.probe import StampSource
 from kansoku.fabric.summary import Report
 
-__all__ = ["Agent", "Loop"]
+__all__ = ["Agent", "Loop", "calm_collector"]
 
 _log = logging.getLogger(__name__)
 _REST_PER_PACKET = 0.4e-6  # s of rest between turns for every packet per second
 _LONGEST_REST_S = 0.004
 _RATE_NS = 100_000_000  # the rate is measured anew this often
 _LONGEST_WAIT_S = 0.05
+
+
+def calm_collector() -> None:
+    """Let the garbage collector walk seldom: packets and results are freed by their counts.
+
+    It took a twelfth of a busy agent's CPU. What is alive by now stays, and is not walked again.
+    """
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 class Loop:
@@ -103,7 +112,7 @@ class Agent:
     def run(self, *, heartbeat: Callable[[], None] | None = None) -> None:
         """Work until stopped, then send what is left and say goodbye."""
         loop = Loop(self.workers)
-        gc.freeze()  # what is alive by now stays: no collection needs to walk it again
+        calm_collector()
         self.uplink.start()
         next_second = 0
         try:
