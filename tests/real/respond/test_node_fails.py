@@ -19,8 +19,9 @@ from kansoku.diagnose.edge.journal import Journal
 pytestmark = pytest.mark.real
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def lab():
+    """A cluster for one try: what dies in it stays dead."""
     reason = missing()
     if reason:
         pytest.skip(reason)
@@ -65,7 +66,7 @@ class Respond:
             rows = [(r.get("deed"), r.get("outcome")) for r in journal.audits()]
             return (deed, outcome) in rows or self.process.poll() is not None
 
-        poll(said, timeout=60, message=self.told, every=0.02)
+        poll(said, timeout=180, message=self.told, every=0.02)
         self.process.send_signal(signal.SIGKILL)
         self.end()
 
@@ -90,14 +91,14 @@ def test_drained_replaced_resumed_and_the_loss_goes_on(lab, tmp_path):
         "--open-mode=append",
     )  # fmt: skip
     poll(
-        lambda: len(losses(folder)[0]) > 25, timeout=90,
+        lambda: len(losses(folder)[0]) > 25, timeout=240,
         message=lambda: (folder / "job.out").read_text() if (folder / "job.out").exists() else "",
     )  # fmt: skip
 
     lab.kill_node(bad)
     poll(
         lambda: "DOWN" in lab.scontrol("show", "node", bad, "-o").partition("State=")[2][:20],
-        timeout=90, message="Slurm did not notice the dead node", every=0.5,
+        timeout=240, message="Slurm did not notice the dead node", every=0.5,
     )  # fmt: skip
 
     # The incident: what Slurm's log and the job's own output say.
@@ -142,11 +143,11 @@ def test_drained_replaced_resumed_and_the_loss_goes_on(lab, tmp_path):
         message=lambda: (folder / "job.out").read_text()[-2000:],
     )  # fmt: skip
     (folder / "enough").touch()
-    lab.wait(job, "COMPLETED", timeout=60)
+    lab.wait(job, "COMPLETED", timeout=180)
     # The accounting came back and was told of both attempts.
     poll(
         lambda: lab.sacct("-X", "-n", "-P", "-D", "-j", str(job), "-o", "State").count("COMPLETED"),
-        timeout=60, message=lambda: lab.sacct("-X", "-n", "-P", "-D", "-j", str(job)), every=0.5,
+        timeout=180, message=lambda: lab.sacct("-X", "-n", "-P", "-D", "-j", str(job)), every=0.5,
     )  # fmt: skip
 
     curves = losses(folder)
@@ -173,7 +174,7 @@ def _bring_back(lab, state, bad, common):
     assert moved("returned") == 1  # not before its check
     assert [moved(stage) for stage in ("repaired", "validated", "returned")] == [0, 0, 0]
     poll(
-        lambda: "DRAIN" not in lab.scontrol("show", "node", bad, "-o"), timeout=60,
+        lambda: "DRAIN" not in lab.scontrol("show", "node", bad, "-o"), timeout=180,
         message=lambda: lab.scontrol("show", "node", bad, "-o"), every=0.3,
     )  # fmt: skip
     events = [life["event"] for life in Journal(state).lives()]
@@ -185,7 +186,7 @@ def _tear_newest(folder):
     # Slurm has requeued the job, but its last rank may write for some seconds yet.
     written = folder / "loss.csv"
     poll(
-        lambda: time.time() - written.stat().st_mtime > 3, timeout=60,
+        lambda: time.time() - written.stat().st_mtime > 3, timeout=180,
         message="the job's ranks go on",
     )  # fmt: skip
     kept = sorted(folder.glob("step_*.pt"), key=lambda path: int(path.stem[5:]))
@@ -208,6 +209,6 @@ def _kill_controller(lab):
     process.wait(10)
     lab.start("slurmctld", "slurmctld", "-D")
     poll(
-        lambda: lab.run("sinfo", "-h", check=False, timeout=20).returncode == 0, timeout=60,
+        lambda: lab.run("sinfo", "-h", check=False, timeout=20).returncode == 0, timeout=180,
         message="slurmctld did not come back", every=0.3,
     )  # fmt: skip
