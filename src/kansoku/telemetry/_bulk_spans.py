@@ -1,4 +1,4 @@
-"""Spans of a request to rows by columns, from either way of reading their bytes."""
+"""Spans of a request to rows by columns."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,17 +8,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from kansoku.telemetry import _shapes
 from kansoku.telemetry._attributes import any_value, json_text
 from kansoku.telemetry._known import KNOWN, PlainWalkError
 from kansoku.telemetry._names import COLUMN_PREFIX, SPAN_COLUMNS, column_kinds
-from kansoku.telemetry._shapes import read_shapes
-from kansoku.telemetry._texts import Ints, Spots, Words, distinct, varints, words_of
+from kansoku.telemetry._texts import Ints, Spots, distinct, varints, words_of
 from kansoku.telemetry.decode_plain import DROPPED_RESOURCE_KEYS, arrow_types
 
-__all__ = ["SpanFields", "general_fields", "offsets_of", "shaped_fields", "span_rows", "times"]
+__all__ = ["SpanFields", "fields_of", "offsets_of", "span_rows", "times"]
 
 _MAX = 2**63 - 1
 _SPAN_KINDS = (None, "internal", "server", "client", "producer", "consumer")
@@ -33,8 +30,8 @@ def offsets_of(lists: Any) -> Ints:
 
 
 def times(column: Any) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Return times of an Arrow or NumPy column, and which are given."""
-    raw = column if isinstance(column, np.ndarray) else column.to_numpy()
+    """Return times of an Arrow column, and which are given."""
+    raw = column.to_numpy()
     valid = (raw > 0) & (raw <= _MAX)
     return np.where(valid, raw, 0).astype(np.int64), valid
 
@@ -58,7 +55,7 @@ class SpanFields:
     """Arrow text."""
     start: Any
     end: Any
-    """Unsigned nanoseconds, zero where not given; Arrow or NumPy."""
+    """Unsigned nanoseconds, zero where not given."""
     attributes: dict[str, Spots]
     trace_id: Spots
     span_id: Spots
@@ -67,11 +64,8 @@ class SpanFields:
     failed: npt.NDArray[np.bool_]
 
 
-# From the general reader's columns
-
-
-def general_fields(spans: Any) -> SpanFields:
-    """Return the fields of spans that were read message by message."""
+def fields_of(spans: Any) -> SpanFields:
+    """Return the fields of the spans of a request."""
     status = pc.struct_field(spans.field("status"), "code")
     failed = pc.fill_null(pc.equal(status, 2), False)  # noqa: FBT003
     return SpanFields(
@@ -79,7 +73,7 @@ def general_fields(spans: Any) -> SpanFields:
         name=spans.field("name"),
         start=spans.field("start"),
         end=spans.field("end"),
-        attributes=_general_attributes(spans.field("attributes")),
+        attributes=_attributes_of(spans.field("attributes")),
         trace_id=_spots(spans.field("trace_id")),
         span_id=_spots(spans.field("span_id")),
         parent_id=_spots(spans.field("parent_span_id")),
@@ -88,7 +82,7 @@ def general_fields(spans: Any) -> SpanFields:
     )
 
 
-def _general_attributes(lists: Any) -> dict[str, Spots]:
+def _attributes_of(lists: Any) -> dict[str, Spots]:
     pairs = lists.flatten()
     keys = pairs.field("key").dictionary_encode()
     codes = keys.indices.to_numpy()
@@ -106,80 +100,6 @@ def _general_attributes(lists: Any) -> dict[str, Spots]:
         at = order[bounds[code] : bounds[code + 1]]
         found[name] = Spots(every.data, every.words, span[at], every.starts[at], every.lengths[at])
     return found
-
-
-# From spans read by shape
-
-
-def shaped_fields(spans: Any) -> SpanFields | None:
-    """Return the fields of spans that are bytes, or None where the general reader must look."""
-    whole = _spots(spans)
-    shaped = read_shapes(whole.data, whole.starts, whole.starts + whole.lengths)
-    if shaped is None:
-        return None
-    count = len(spans)
-
-    def merged(pieces: list[Spots]) -> Spots:
-        if len(pieces) == 1:
-            return pieces[0]
-        empty = np.zeros(0, np.int64)
-        columns = (
-            np.concatenate([empty, *(getattr(piece, name) for piece in pieces)])
-            for name in ("rows", "starts", "lengths")
-        )
-        return Spots(whole.data, whole.words, *columns)
-
-    def of(tag: int) -> Spots:
-        return merged(shaped.fields.get(tag, []))
-
-    return SpanFields(
-        count=count,
-        name=_names(of(_shapes.NAME), count),
-        start=_fixed(of(_shapes.START), count),
-        end=_fixed(of(_shapes.END), count),
-        attributes={key.decode(): merged(found) for key, found in shaped.attributes.items()},
-        trace_id=of(_shapes.TRACE_ID),
-        span_id=of(_shapes.SPAN_ID),
-        parent_id=of(_shapes.PARENT),
-        kind=_scattered(varints(of(_shapes.KIND)), of(_shapes.KIND).rows, count),
-        failed=_failed(of(_shapes.STATUS), count),
-    )
-
-
-def _names(spots: Spots, count: int) -> Any:
-    codes, firsts = distinct(spots)
-    texts = [spots.raw(at).decode() for at in firsts]
-    if len(spots.rows) < count:
-        every = np.full(count, len(texts), np.int32)
-        every[spots.rows] = codes
-        return pa.DictionaryArray.from_arrays(pa.array(every), pa.array([*texts, ""], pa.string()))
-    every = np.empty(count, np.int32)
-    every[spots.rows] = codes
-    return pa.DictionaryArray.from_arrays(pa.array(every), pa.array(texts, pa.string()))
-
-
-def _fixed(spots: Spots, count: int) -> Words:
-    found = np.zeros(count, np.uint64)
-    if len(spots.rows):
-        # A fixed field has a tag before it and a span an end, so the eight bytes are there.
-        found[spots.rows] = spots.words[spots.starts]
-    return found
-
-
-def _scattered(values: Ints | None, rows: Ints, count: int) -> npt.NDArray[np.int32]:
-    found = np.zeros(count, np.int32)
-    if values is not None:
-        found[rows] = values
-    return found
-
-
-def _failed(spots: Spots, count: int) -> npt.NDArray[np.bool_]:
-    failed = np.zeros(count, np.bool_)
-    codes, firsts = distinct(spots)
-    bad = np.array([Status.FromString(spots.raw(at)).code == 2 for at in firsts], np.bool_)
-    if len(bad):
-        failed[spots.rows] = bad[codes]
-    return failed
 
 
 # Rows

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Ints", "Spots", "Words", "distinct", "equal_to_first", "varints", "words_of"]
+__all__ = ["Ints", "Spots", "Words", "distinct", "varints", "words_of"]
 
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -69,15 +69,6 @@ def _load(spots: Spots, offset: int) -> Words:
         found = (found >> half >> (beyond - half)).astype(np.uint64, copy=False)
     mask: Words = _FIRST.take(left, mode="clip")
     return found & mask
-
-
-def equal_to_first(spots: Spots) -> npt.NDArray[np.bool_]:
-    """Return which strings equal the first one."""
-    same: npt.NDArray[np.bool_] = np.equal(spots.lengths, spots.lengths[0])
-    for offset in range(0, int(spots.lengths[0]), 8):
-        words = _load(spots, offset)
-        same &= words == words[0]
-    return same
 
 
 def distinct(spots: Spots) -> tuple[npt.NDArray[np.int32], list[int]]:

@@ -38,12 +38,6 @@ _TRACES: dict[str, _Fields] = {
     "Group": [("resource", 1, "bytes", ""), ("scopes", 2, "Scope", "many")],
     "Request": [("groups", 1, "Group", "many")],
 }
-# The same with whole spans left as bytes.
-_SPANS: dict[str, _Fields] = {
-    "Scope": [("items", 2, "bytes", "many")],
-    "Group": [("resource", 1, "bytes", ""), ("scopes", 2, "Scope", "many")],
-    "Request": [("groups", 1, "Group", "many")],
-}
 _METRICS: dict[str, _Fields] = {
     "Point": [
         ("time", 3, "fixed64", ""),
@@ -71,7 +65,7 @@ _METRICS: dict[str, _Fields] = {
     "Group": [("resource", 1, "bytes", ""), ("scopes", 2, "Scope", "many")],
     "Request": [("groups", 1, "Group", "many")],
 }
-_SIGNALS = {"traces": _TRACES, "spans": _SPANS, "metrics": _METRICS}
+_SIGNALS = {"traces": _TRACES, "metrics": _METRICS}
 
 
 def _descriptor(package: str, messages: dict[str, _Fields]) -> Any:

@@ -17,13 +17,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
 from kansoku.errors import InputError
 from kansoku.telemetry._attributes import attribute_dict, labels_json
-from kansoku.telemetry._bulk_spans import (
-    general_fields,
-    offsets_of,
-    shaped_fields,
-    span_rows,
-    times,
-)
+from kansoku.telemetry._bulk_spans import fields_of, offsets_of, span_rows, times
 from kansoku.telemetry._known import KNOWN, PlainWalkError
 from kansoku.telemetry._texts import Ints
 from kansoku.telemetry._trimmed import read_columns
@@ -32,37 +26,30 @@ from kansoku.telemetry.decode_plain import DROPPED_RESOURCE_KEYS, Decoded, owner
 __all__ = ["decode_bulk"]
 
 
-def decode_bulk(signal: str, payload: bytes, *, shaped_from: int = 1 << 62) -> Decoded | None:
+def decode_bulk(signal: str, payload: bytes) -> Decoded | None:
     """Return the rows of a body, or None for what the plain walk must read.
 
-    From ``shaped_from`` spans on they are read by shape where they have few: off, because the
-    whole way measured slower with it. Raises InputError for malformed bytes.
+    Raises InputError for malformed bytes.
     """
     if signal not in {"traces", "metrics"}:
         return None
     try:
         with KNOWN.lock:
             KNOWN.trim()
-            if signal == "metrics":
-                return _metrics(read_columns(signal, payload))
-            return _spans(payload, shaped_from)
+            groups = read_columns(signal, payload)
+            return _metrics(groups) if signal == "metrics" else _spans(groups)
     except PlainWalkError:
         return None
     except (ValueError, DecodeError) as error:
         raise InputError(f"malformed protobuf of {signal}: {error}") from None
 
 
-def _spans(payload: bytes, shaped_from: int) -> Decoded:
+def _spans(groups: Any) -> Decoded:
     decoded = Decoded()
-    spans, resources, group_of = _items(read_columns("spans", payload), decoded)
+    spans, resources, group_of = _items(groups, decoded)
     decoded.items = len(spans)
-    if not decoded.items:
-        return decoded
-    fields = shaped_fields(spans) if len(spans) >= shaped_from else None
-    if fields is None:
-        spans, _, _ = _items(read_columns("traces", payload), Decoded())
-        fields = general_fields(spans)
-    decoded.tables["spans"] = span_rows(fields, resources, group_of)
+    if decoded.items:
+        decoded.tables["spans"] = span_rows(fields_of(spans), resources, group_of)
     return decoded
 
 

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from kansoku.errors import InputError
-from kansoku.telemetry._bulk_spans import shaped_fields
-from kansoku.telemetry._trimmed import read_columns
 from kansoku.telemetry.decode import REQUESTS, decode, decode_json
-from kansoku.telemetry.decode_bulk import _items, decode_bulk
-from kansoku.telemetry.decode_plain import Decoded, decode_plain
+from kansoku.telemetry.decode_bulk import decode_bulk
+from kansoku.telemetry.decode_plain import decode_plain
 from kansoku.telemetry.encode import MetricInfo, encode
 from kansoku.telemetry.receive import TooLargeError, inflate
 
@@ -150,10 +148,9 @@ def rows(decoded, table):
 
 def same(signal, table, request, key):
     plain = decode_plain(signal, request, received_ns=NOW)
-    for shaped_from in (0, 1000) if signal == "traces" else (0,):
-        bulk = decode_bulk(signal, request.SerializeToString(), shaped_from=shaped_from)
-        if bulk is not None:  # else left to the plain walk: equal by construction
-            equal(bulk, plain, table, key)
+    bulk = decode_bulk(signal, request.SerializeToString())
+    if bulk is not None:  # else left to the plain walk: equal by construction
+        equal(bulk, plain, table, key)
 
 
 def equal(bulk, plain, table, key):
@@ -206,7 +203,7 @@ def test_any_json_is_an_input_error_or_rows(signal, value):
 
 
 def test_spans_of_several_shapes_equal_the_plain_walk():
-    """Six shapes, long texts and numbers of every width, read by shape and not left to another."""
+    """Six shapes, long texts and numbers of every width, not left to the plain walk."""
     request = REQUESTS["traces"]()
     group = request.resource_spans.add()
     put(group.resource.attributes.add(key="host.name").value, "c1")
@@ -228,9 +225,7 @@ def test_spans_of_several_shapes_equal_the_plain_walk():
             span.status.code = 2
             span.events.add(name="ignored")
             span.flags = 1
-    payload = request.SerializeToString()
-    spans, _, _ = _items(read_columns("spans", payload), Decoded())
-    assert shaped_fields(spans) is not None
+    assert decode_bulk("traces", request.SerializeToString()) is not None
     same("traces", "spans", request, key=lambda _: 0)
 
 
