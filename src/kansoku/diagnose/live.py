@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 import polars as pl
 
-from kansoku.diagnose.observation import Observation
+from kansoku.diagnose.observation import FABRIC_KINDS, Observation
 from kansoku.diagnose.policy import Policy
 from kansoku.diagnose.reason import Context, Progress, diagnose
 from kansoku.diagnose.recognise import recognise
@@ -504,6 +504,8 @@ def _place(text: str | None) -> tuple[str | None, str | None, str | None]:
         return node, device or None, None
     if subject.kind == "storage":
         return None, None, subject.name
+    if subject.kind in FABRIC_KINDS:
+        return None, None, f"{subject.kind}:{subject.name}"
     return None, None, re.sub(r"\s", "", subject.name)
 
 

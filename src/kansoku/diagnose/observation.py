@@ -4,7 +4,10 @@ from dataclasses import dataclass
 
 from kansoku.model import Domain, Evidence, Subject
 
-__all__ = ["Observation"]
+__all__ = ["FABRIC_KINDS", "Observation"]
+
+FABRIC_KINDS = ("link", "switch")
+"""Subjects between nodes: the target names them in full, ``link:A-B``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,9 @@ class Observation:
             return Subject(kind="node", name=self.node)
         if self.rank is not None:
             return Subject(kind="rank", name=str(self.rank))
+        kind, _, name = (self.target or "").partition(":")
+        if kind in FABRIC_KINDS and name:
+            return Subject(kind=kind, name=name)
         return None
 
     def evidence(self) -> Evidence:

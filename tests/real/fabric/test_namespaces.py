@@ -316,7 +316,7 @@ def test_a_lossy_link_ends_as_a_diagnosed_incident(away):
     assert away.code == 1
     (incident,) = away.diagnosis["incidents"]
     links = [h for h in incident["hypotheses"] if h["component"] == "link"]
-    assert links[0]["domain"] == "network"
+    assert (links[0]["domain"], links[0]["subject"]) == ("network", "link:spine1-tor0")
     assert "link:spine1-tor0" in links[0]["evidence_for"][0]["sentence"]
     # Before it only hosts that a busy machine starved.
     assert {h["component"] for h in incident["hypotheses"]} <= {"link", "host"}

@@ -44,6 +44,12 @@ def test_an_event_that_the_job_survived_is_no_cause():
     assert "went on long after" in link.evidence_against[0].sentence
 
 
+def test_a_link_between_switches_is_named():
+    lossy = seen("finding.link", "network", at=1, kind="finding", target="link:spine1-tor0")
+    incident = diagnose([lossy], context())
+    assert str(incident.hypotheses[0].subject) == "link:spine1-tor0"
+
+
 def test_a_dead_peer_explains_a_network_that_lost_it():
     panic = seen("host-panic", "host", at=1, node="n5")
     retries = [
