@@ -19,7 +19,7 @@ check: setup
 # daemons on two cores can miss a deadline that is not the product's.
 test: setup
 	$(BIN)/pytest tests/unit tests/corpus -n auto --dist loadfile
-	$(BIN)/pytest tests/real --reruns 2 --reruns-delay 2
+	$(BIN)/pytest tests/real --reruns 2 --reruns-delay 2 --durations 20 -rR
 
 docs: setup
 	$(BIN)/python scripts/docs.py
