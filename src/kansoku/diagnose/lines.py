@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from kansoku.catalog.signatures import Signature
+from kansoku.diagnose.names import host_of_nccl
 from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.recognise import Recognised, placed, progress_of, recognise, says_healed
 from kansoku.formats.job_log import Clock, LineFacts, parse_line
@@ -111,8 +112,10 @@ def _names_a_partition(found: Recognised, line: str) -> bool:
     )
 
 
-def _host(said: LineFacts) -> str | None:
-    return None if said.host and _LABEL.fullmatch(said.host) else said.host
+def _host(said: LineFacts, line: str) -> str | None:
+    if said.host is None:
+        return host_of_nccl(line)
+    return None if _LABEL.fullmatch(said.host) else said.host
 
 
 def _stamp_of(before: Sequence[bytes], clock: Clock) -> int | None:
@@ -193,7 +196,7 @@ class LineReader:
             if facts.estimated and time_ns is not None:
                 time_ns = time_ns if time_ns < facts.clock.reference_ns - _GUESSED_NS else None
             rank = said.rank if said.rank is not None else facts.rank
-            host = _host(said)
+            host = _host(said, line)
             own = facts.kind == "kernel" and host is not None
             node = host if own else facts.node or host
             if rank is not None:
@@ -270,19 +273,19 @@ class LineReader:
             rank = said.rank if said.rank is not None else facts.rank
             if rank in told or said.time_ns is None or progress_of(line) is None:
                 continue
-            self._got_on(said, facts)
+            self._got_on(said, facts, line)
             if facts.rank is not None:
                 return
             told.add(rank)
 
-    def _got_on(self, said: LineFacts, facts: FileFacts) -> None:
+    def _got_on(self, said: LineFacts, facts: FileFacts, line: str) -> None:
         time_ns = said.time_ns
         if time_ns is None:
             return
         rank = said.rank if said.rank is not None else facts.rank
         if rank is not None:
             self.ranks.add(rank)
-            if node := facts.node or _host(said):
+            if node := facts.node or _host(said, line):
                 self.node_of_rank.setdefault(rank, node)
         self.last_progress_ns[rank] = max(self.last_progress_ns.get(rank, time_ns), time_ns)
         if self.first_progress_ns is None or time_ns < self.first_progress_ns:

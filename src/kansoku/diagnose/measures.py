@@ -6,6 +6,7 @@ quantity's ratio and least difference, and lastingly so. Where all series of a w
 (storage, network, temperature) changed together, the change itself is what is said.
 """
 
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from kansoku.catalog.quantities import Quantity, quantity_of
+from kansoku.catalog.quantities import Quantity, quantity_of, words_of
 from kansoku.catalog.xid import codes
 from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.recognise import by_code
@@ -38,6 +39,7 @@ MEASURE_COLUMNS: dict[str, pl.DataType] = {
 # Smaller "times" are step numbers.
 _LEAST_DATE_NS = 10**17
 _COUNTS_OFTEN = 0.2
+_LIFETIME = re.compile(r"\b(?:agg|aggregate|lifetime)\b")
 _ENTITY = ["node", "device", "target", "rank"]
 
 
@@ -386,6 +388,8 @@ def _by_level(grid: _Grid, quantity: Quantity) -> list[Observation]:
             bad = np.flatnonzero(np.nan_to_num(row) > 0)
             # Something that never changes was there before the job.
             old = len(known) > 3 and bool((known == known[0]).all())
+            # So was what was counted over a device's life, where one look does not say when.
+            old = old or (len(known) == 1 and bool(_LIFETIME.search(words_of(grid.metric))))
             scale = 0.45 if old else 1.0
         elif quantity.test == "empty":
             bad = np.flatnonzero(np.nan_to_num(row, nan=1.0) <= 0)

@@ -39,7 +39,7 @@ class Observation:
     device: str | None = None
     """GPU index or PCI address, NIC or link name."""
     target: str | None = None
-    """What it complains about: a peer, a storage target."""
+    """What it complains about: a peer, a storage target, ``job:ID``."""
     locates: bool = False
     """It says where, hardly why: it supports whatever else is known of its rank or node."""
 
@@ -64,7 +64,7 @@ class Observation:
         if self.rank is not None:
             return Subject(kind="rank", name=str(self.rank))
         kind, _, name = (self.target or "").partition(":")
-        if kind in FABRIC_KINDS and name:
+        if kind in {*FABRIC_KINDS, "job"} and name:
             return Subject(kind=kind, name=name)
         return None
 

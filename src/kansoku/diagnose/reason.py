@@ -118,8 +118,11 @@ def _onset(seen: Sequence[Observation], context: Context, policy: Policy) -> int
     own = [o for o in timed if o.kind in {"job", "trace"} and o.strength > 0.3]
     times = sorted(o.time_ns or 0 for o in own or timed)
     slow_ns = _slow_since(seen)
-    if slow_ns is not None and not any(t > slow_ns - policy.clock_slack_ns for t in times):
-        return slow_ns
+    if slow_ns is not None:
+        # Mere symptoms after steps became slower tell of the same, and what came with it.
+        later = [o for o in own or timed if (o.time_ns or 0) > slow_ns - policy.clock_slack_ns]
+        if all(o.role == "symptom" or (not own and _came_with(o, slow_ns, policy)) for o in later):
+            return slow_ns
     if not times:
         return None
     progress = context.progress.latest_ns
@@ -401,8 +404,10 @@ def _merged(groups: list[_Group], known_ranks: int) -> list[_Group]:
         for other in members[1:]:
             place = None if other.subject is None else other.subject.name
             whole = lead.subject.name if lead.subject else ""
-            if other.subject is None or (place and whole.startswith(f"{place}/")):
+            of_job = other.subject is not None and other.subject.kind == "job"
+            if other.subject is None or of_job or (place and whole.startswith(f"{place}/")):
                 lead.members += other.members
+                lead.subject = lead.subject or other.subject
             else:
                 merged.append(other)
         merged.append(lead)
@@ -410,7 +415,8 @@ def _merged(groups: list[_Group], known_ranks: int) -> list[_Group]:
 
 
 _NUMERICS = {"app-nan-loss", "app-nan-tensor", "app-loss-spike", "fw-rerun-transient",
-             "fw-rerun-persistent", "fw-rerun-app", "metric:loss or gradient norm"}  # fmt: skip
+             "fw-rerun-persistent", "fw-rerun-app", "num-repeated",
+             "metric:loss or gradient norm"}  # fmt: skip
 _TIMEOUTS = {"fw-watchdog", "fw-watchdog-work", "fw-heartbeat", "fw-nvrx-hb", "fw-desync"}
 _SLOW = {"finding.straggler", "finding.slow", "fw-straggler-report"}
 
@@ -513,7 +519,11 @@ def diagnose(
     noticed = not context.ended_well and any(
         (o.kind == "job" and o.strength >= 0.3) or o.kind == "trace" for o in wrong
     )
-    noticed = noticed or any(o.kind in {"metric", "trace"} for o in wrong)
+    # Totals without a time may be from before a job that ended well.
+    noticed = noticed or any(
+        o.kind in {"metric", "trace"} and (o.time_ns is not None or not context.ended_well)
+        for o in wrong
+    )
     enough = policy.enough if noticed else policy.enough_unnoticed
     found = [g for g in ranked if g.score >= enough]
     if not found and (not noticed or not any(_is_serious(o, context) for o in wrong)):

@@ -35,6 +35,7 @@ _STORAGE_TARGET = re.compile(
 _PEER = re.compile(
     r"(?:peer|remote(?: host)?|to|from)\s+((?:\d{1,3}\.){3}\d{1,3}|[a-z][\w.-]*\d)", re.IGNORECASE
 )
+_JOB = re.compile(r"\b(?:Job(?:Id)?|Step(?:Id)?)[ =]#?(\d+)", re.IGNORECASE)
 _EXCEPTION = re.compile(
     r"(?:^|[\s:\]])((?:[A-Za-z_]\w*\.)*(?!(?:Lustre|LNet)Error)[A-Z]\w*"
     r"(?:Error|Exception|Exit))(?::|$)"
@@ -82,7 +83,8 @@ _FINE = re.compile(
 _HANDLED = re.compile(
     r"\bcaught\b(?! (?:signal|collective|\w+ in (?:DataLoader|replica)))|"
     r"\bfall(?:s|ing)? back\b|\bretry \d+ of \d+|"
-    r"\bretry loop\b|\b(?:will retry|retrying|skipped|skipping|ignored|ignoring|polled)\b",
+    r"\bretry loop\b|(?<!number of )\b(?:will retry|retrying|skipped|skipping|ignored|ignoring"
+    r"|polled)\b",
     re.IGNORECASE,
 )
 _HEALED = re.compile(
@@ -132,6 +134,9 @@ def _target(text: str, domain: Domain) -> str | None:
     if domain in {Domain.NETWORK, Domain.FRAMEWORK}:
         match = _PEER.search(text)
         return match[1] if match else None
+    if domain is Domain.SCHEDULER:
+        match = _JOB.search(text)
+        return f"job:{match[1]}" if match else None
     return None
 
 

@@ -4,6 +4,7 @@ import polars as pl
 import pytest
 
 from kansoku.catalog.quantities import quantity_of
+from kansoku.diagnose.edge.numbers import is_prometheus, read_numbers
 from kansoku.diagnose.measures import MEASURE_COLUMNS, read_measures
 from kansoku.diagnose.tables import measures_of_prometheus, measures_of_table
 from kansoku.model import Domain
@@ -111,3 +112,21 @@ def test_prometheus_text():
     )
     (row,) = measures_of_prometheus(text).to_dicts()
     assert (row["metric"], row["node"], row["device"]) == ("DCGM_FI_DEV_SM_CLOCK", "n1", "3")
+
+
+def test_what_was_counted_over_a_devices_life_says_less_than_what_is_new():
+    """One scrape of an aggregate does not say when."""
+    now, life = (
+        read_measures(measures_of_prometheus(f'DCGM_FI_DEV_ECC_DBE_{kind}_TOTAL{{gpu="1"}} 1\n'))[0]
+        for kind in ("VOL", "AGG")
+    )
+    assert life.strength < now.strength / 2
+
+
+def test_samples_are_known_by_their_form_not_by_the_files_name(tmp_path):
+    scrape, log = tmp_path / "dcgm.txt", tmp_path / "rank0.txt"
+    scrape.write_text('# TYPE temp_c gauge\ntemp_c{gpu="0",Hostname="b31"} 41\n\nup{job="x"} 1.0\n')
+    log.write_text('temp_c{gpu="0"} 41\nstep 3 loss 2.1\n')
+    assert is_prometheus(scrape)
+    assert not is_prometheus(log)
+    assert read_numbers(scrape).row(0)[1] == "b31"

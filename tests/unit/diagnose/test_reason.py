@@ -1,5 +1,7 @@
 """First divergence, survived events, scope, cascades, unknown: one small story each."""
 
+from dataclasses import replace
+
 from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.reason import Context, Progress, diagnose
 from kansoku.model import Domain, Verdict
@@ -101,3 +103,30 @@ def test_order_of_observations_does_not_matter():
         seen("net-link-down", "network", at=-3000, node="n7", device="mlx5_0"),
     ]
     assert diagnose(story, context()) == diagnose(story[::-1], context())
+
+
+def test_symptoms_after_a_slow_down_do_not_hide_what_came_with_it():
+    """A server that stalls and answers again, over and over, while the loader complains later."""
+    slower = seen("metric:step time", "framework", at=0, role="symptom", strength=0.2,
+                  kind="metric")  # fmt: skip
+    server = replace(seen("st-nfs-noresp", "storage", at=-15, node="n1", target="filer"),
+                     healed_ns=T + 20 * S)  # fmt: skip
+    loader = seen("concept.user code", "application", at=270, role="symptom", strength=0.28,
+                  kind="job")  # fmt: skip
+    incident = diagnose([slower, server, loader], context(270))
+    assert str(incident.hypotheses[0].subject) == "storage:filer"
+    assert incident.kind == "slow"
+
+
+def test_totals_since_boot_are_no_trouble_of_a_job_that_ended_well():
+    flaps = replace(seen("metric:link downs", "network", at=0, strength=0.4, kind="metric"),
+                    time_ns=None, last_ns=None)  # fmt: skip
+    assert diagnose([flaps], context(ended_well=True)) is None
+    assert diagnose([flaps], context()) is not None
+
+
+def test_a_limit_of_the_scheduler_names_the_job_however_it_was_told():
+    daemon = seen("sch-time", "scheduler", at=1, kind="scheduler", target="job:661")
+    table = seen("sch-state-timeout", "scheduler", at=1, strength=0.9, kind="scheduler")
+    (first,) = diagnose([table, daemon], context()).hypotheses
+    assert str(first.subject) == "job:661"

@@ -32,6 +32,9 @@ def test_a_signatures_sample_speaks_for_its_domain(rule):
         ("NVRM: Xid (PCI:0000:4e:00): 74, NVLink: fatal error", "gpu_hardware", "root"),
         ("Memory cgroup out of memory: Killed process 12 (python)", "application", "root"),
         ("Out of memory: Killed process 12 (python) total-vm:1kB", "host", "root"),
+        # A NaN that every repeat gives is the job's; one that no repeat gives is the device's.
+        ("replayed on other nodes: loss is nan again", "application", "root"),
+        ("replay of step 9: wrong loss, not reproducible", "gpu_hardware", "root"),
         # Words of the field that no signature holds.
         ("the HCA's optical transceiver on port 3 died", "network", "either"),
         ("scratch volume went read-only after a journal abort", "storage", "either"),
@@ -68,3 +71,18 @@ def test_a_storage_line_names_its_target():
 )
 def test_progress(line, step):
     assert progress_of(line) == step
+
+
+def test_what_the_watchdog_always_adds_says_nothing():
+    assert recognise("subsequent GPU operations might run on corrupted/incomplete data.") is None
+
+
+def test_a_loop_that_counts_skipped_steps_has_handled_nothing():
+    nan = "iteration 25 | lm loss: nan | number of skipped iterations: 0"
+    assert recognise(nan).strength == recognise("iteration 25 | lm loss: nan").strength
+
+
+def test_a_schedulers_line_names_its_job():
+    assert recognise("Time limit exhausted for JobId=661").target == "job:661"
+    step = "*** STEP 661.0 ON a1 CANCELLED AT 2026-03-15T00:00:03 DUE TO TIME LIMIT ***"
+    assert recognise(step).target == "job:661"

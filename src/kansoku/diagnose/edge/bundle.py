@@ -28,14 +28,15 @@ from kansoku.diagnose.edge.background import (
     planned_step,
     zone_minutes,
 )
-from kansoku.diagnose.edge.numbers import is_table_of_numbers, read_numbers
+from kansoku.diagnose.edge.numbers import is_prometheus, is_table_of_numbers, read_numbers
 from kansoku.diagnose.edge.sieve import Sieve
 from kansoku.diagnose.lines import SUSPICIOUS, FileFacts, LineReader, says_it_ended_well
 from kansoku.diagnose.measures import MEASURE_COLUMNS
+from kansoku.diagnose.names import node_of_name
 from kansoku.diagnose.policy import Policy, policy_from
 from kansoku.diagnose.stacks import Stack, looks_like_stacks, stacks_of_text
 from kansoku.errors import ConfigurationError, InputError
-from kansoku.formats.job_log import Clock, host_in_path, parse_line, rank_in_path
+from kansoku.formats.job_log import Clock, parse_line, rank_in_path
 
 __all__ = ["Bundle", "read_bundle", "read_policy"]
 
@@ -219,7 +220,7 @@ def _facts(
     zone: int,
 ) -> FileFacts:
     own = _last_date_ns(tail, head)
-    node = _node_of(name)
+    node = node_of_name(name)
     clock = Clock(
         reference_ns=own or reference_ns or path.stat().st_mtime_ns,
         boot_ns=bundle.boots.get(node or ""),
@@ -383,6 +384,8 @@ def _sort_in(path: Path, name: str, bundle: Bundle, texts: list[tuple[Path, str]
             bundle.dumps.append(path)
         else:
             bundle.skipped.append(f"{name}: binary, of no known kind")
+    elif is_prometheus(path):
+        bundle.metrics.append(path)
     else:
         texts.append((path, name))
 
@@ -390,7 +393,7 @@ def _sort_in(path: Path, name: str, bundle: Bundle, texts: list[tuple[Path, str]
 def _read_table(path: Path, name: str, bundle: Bundle, texts: list[tuple[Path, str]]) -> None:
     """Take a table's numbers; a table without known numbers is read as text."""
     try:
-        rows = read_numbers(path, node=_node_of(name), rank=rank_in_path(name))
+        rows = read_numbers(path, node=node_of_name(name), rank=rank_in_path(name))
     except (pl.exceptions.PolarsError, OSError, ValueError) as error:
         bundle.skipped.append(f"{name}: {str(error).splitlines()[0][:120]}")
         rows = pl.DataFrame(schema=MEASURE_COLUMNS)
@@ -426,14 +429,6 @@ def _reference_ns(texts: Sequence[tuple[Path, str]]) -> int | None:
 _UPTIMES = re.compile(r"^(?:<\d+>)?\[\s*(\d{1,9}\.\d{6})\]", re.MULTILINE)
 
 
-_NODE_FOLDER = re.compile(r"(?:^|/)(?:nodes?|hosts?)/([A-Za-z][\w.-]*\d[\w.-]*)/")
-
-
-def _node_of(name: str) -> str | None:
-    folder = _NODE_FOLDER.search(name)
-    return folder[1] if folder else host_in_path(name)
-
-
 def read_bundle(
     path: Path,
     *,
@@ -467,7 +462,7 @@ def read_bundle(
     sieve = _sieve(bundle.reader)
     zone = zone_minutes(texts)
     bundle.names = [name for _, name in texts]
-    bundle.boots = boot_times(((file, name, _node_of(name)) for file, name in texts), zone)
+    bundle.boots = boot_times(((file, name, node_of_name(name)) for file, name in texts), zone)
     for file in bundle.metrics:
         _read_table(file, str(file.relative_to(root)), bundle, texts)
     for file, name in texts:

@@ -1,5 +1,6 @@
 """Open tables of numbers: CSV, Parquet, JSON lines, Prometheus text; large ones are reduced."""
 
+import re
 from pathlib import Path
 
 import polars as pl
@@ -7,13 +8,30 @@ import polars as pl
 from kansoku.catalog.quantities import quantity_of
 from kansoku.diagnose.tables import measures_of_prometheus, measures_of_table
 
-__all__ = ["is_table_of_numbers", "read_numbers"]
+__all__ = ["is_prometheus", "is_table_of_numbers", "read_numbers"]
 
 _MOST_ROWS = 20_000_000
 _TEXT_LIMIT = 256 << 20
 # Larger tables are averaged while they are read; the comparison has half as many bins.
 _LARGE_BYTES = 8 << 20
 _BINS = 240
+
+
+_SAMPLE = re.compile(r"[A-Za-z_:][\w:]*\{[^{}]*\}\s+[-+\w.]+(?:\s+\d{10,13})?\s*")
+_START_BYTES = 16 * 1024
+
+
+def is_prometheus(path: Path) -> bool:
+    """Say whether a text is Prometheus samples with labels, whatever its name."""
+    if path.suffix in {".prom", ".gz"}:
+        return path.suffix == ".prom"
+    with path.open("rb") as file:
+        start = file.read(_START_BYTES)
+    lines = start.decode("utf-8", "replace").splitlines()
+    if len(start) == _START_BYTES:
+        lines.pop()  # cut off
+    samples = [line for line in lines if line.strip() and not line.startswith("#")]
+    return bool(samples) and all(_SAMPLE.fullmatch(line) for line in samples)
 
 
 def _scan(path: Path) -> pl.LazyFrame:
@@ -53,7 +71,7 @@ def read_numbers(path: Path, *, node: str | None = None, rank: int | None = None
 
     Empty where no column is known.
     """
-    if path.suffix == ".prom":
+    if is_prometheus(path):
         with path.open(encoding="utf-8", errors="replace") as file:
             return measures_of_prometheus(file.read(_TEXT_LIMIT), node=node)
     bins = _BINS if path.stat().st_size > _LARGE_BYTES else None
