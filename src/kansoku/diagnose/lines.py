@@ -150,11 +150,15 @@ class LineReader:
         self.first_progress_ns: int | None = None
         self.ranks: set[int] = set()
         self.node_of_rank: dict[int, str] = {}
+        self.addresses: dict[str, str] = {}
 
     @property
     def observations(self) -> list[Observation]:
-        """Everything seen so far."""
-        return list(self._seen.values())
+        """Everything seen so far; peers are named by node where their address is known."""
+        return [
+            replace(one, target=self.addresses[one.target]) if one.target in self.addresses else one
+            for one in self._seen.values()
+        ]
 
     def _recognise(self, text: str) -> Recognised | None:
         """Recognise with a cache over lines that differ in numbers that mean nothing.

@@ -4,12 +4,12 @@ import re
 
 from kansoku.formats.job_log import host_in_path
 
-__all__ = ["host_of_nccl", "node_of_name"]
+__all__ = ["addresses_of_nodes", "host_of_nccl", "node_of_name"]
 
 _NODE_FOLDER = re.compile(r"(?:^|/)(?:nodes?|hosts?)/([A-Za-z][\w.-]*\d[\w.-]*)/")
 # Outputs that are taken on one node, which the name tells: what is left of it is the node.
 _TOOL = re.compile(
-    r"(?<![A-Za-z0-9])(?:dmesg|kern(?:el)?|kmsg|messages|syslog|journal(?:ctl)?|console|sel"
+    r"(?<![A-Za-z0-9])(?:dmesg|kern(?:el)?|kmsg|messages|syslog|journal(?:ctl)?|console|sel|switch"
     r"|nvidia[_-]?smi|nv[_-]?smi|dcgmi?(?:[_-]diag)?|ibstat(?:us)?|ibv_devinfo|ethtool|mlxlink"
     r"|rdma(?:[_-]stat(?:istics?)?)?|show_gids|lspci|ipmi(?:tool)?|slurmd|df|top|free|ulimit"
     r"|pip[_-]freeze)"
@@ -26,6 +26,11 @@ _NO_HOST = re.compile(
     re.IGNORECASE,
 )
 _NCCL_PREFIX = re.compile(r"^\s*(?:\d+: )?([A-Za-z][\w.-]*):\d+:\d+ (?:\[\d+\] |NCCL )")
+
+_NCCL_ADDRESS = re.compile(
+    r"([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] NCCL INFO (?:Bootstrap : Using|NET/\w+ : Using.*OOB)"
+    r" [\w.-]+:((?:\d{1,3}\.){3}\d{1,3})<\d+>"
+)
 
 
 def node_of_name(name: str) -> str | None:
@@ -50,3 +55,8 @@ def host_of_nccl(line: str) -> str | None:
     """Return the host of ``host:pid:tid [device] NCCL ...``."""
     match = _NCCL_PREFIX.match(line)
     return match[1] if match else None
+
+
+def addresses_of_nodes(text: str) -> dict[str, str]:
+    """Return ``{address: node}`` as NCCL prints it when it starts; peers are named by address."""
+    return {address: node for node, address in _NCCL_ADDRESS.findall(text)}

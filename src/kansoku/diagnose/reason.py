@@ -216,6 +216,27 @@ def _of_device_or_daemon(one: Observation, policy: Policy, *, daemon_died: bool)
     return one
 
 
+def _without_space(seen: Iterable[Observation]) -> frozenset[int | None]:
+    """Return the ranks that had no space or quota left to write."""
+    return frozenset(o.rank for o in seen if o.rule in {"app-disk-full", "app-quota"})
+
+
+def _accused(seen: Iterable[Observation]) -> str | None:
+    """Return the peer that most of several complaining nodes cannot reach."""
+    by_peer: dict[str, set[str]] = defaultdict(set)
+    nodes = set()
+    for one in seen:
+        if one.domain is Domain.NETWORK and one.role == "either" and one.node and one.target:
+            by_peer[one.target].add(one.node)
+            nodes.add(one.node)
+    if len(nodes) < 2:
+        return None
+    peer = max(by_peer, key=lambda p: len(by_peer[p]))
+    mine = len(by_peer[peer] - {peer})
+    alike = [p for p in by_peer if p != peer and len(by_peer[p]) >= mine]
+    return peer if mine >= 2 and 2 * mine > len(nodes) and not alike else None
+
+
 def _by_storage_way(one: Observation, clients: int, targets: int, context: Context) -> Observation:
     """Correct a storage complaint by how many clients and targets share it."""
     if clients > 1 or targets < 2:
@@ -235,6 +256,7 @@ def _explained(
     corrupts: bool,
     narrow: Mapping[str, Observation],
     driverless: frozenset[str | None],
+    full: frozenset[int | None],
 ) -> Observation:
     """Return an observation as the consequence, or the place, that another has told."""
     if lost and one.rule in _TOLD_OF_LOSS:
@@ -242,6 +264,8 @@ def _explained(
     if corrupts and one.rule in _NUMERICS and one.domain is Domain.APPLICATION:
         # Wrong numbers that a repeat does not give are the device's: NaN is what it made.
         return replace(one, role="cascade")
+    if one.rule == "app-ckpt-corrupt" and one.rank in full:
+        return replace(one, role="symptom")  # the file was cut off where the space ended
     if one.component == "driver" and one.node in driverless:
         # A tool that cannot reach the GPU has no driver to ask.
         return replace(one, domain=Domain.HOST)
@@ -299,10 +323,12 @@ def _by_scope(
     )
     narrow = {o.node: o for o in seen if o.rule == "pcie-degraded" and o.device and o.node}
     lost = {o.node for o in seen if o.rule in {"node-lost", "silence.node"}}
+    accused = _accused(present)
+    full = _without_space(present)
     changed = []
     for one in seen:
         new = _explained(
-            one, lost=bool(lost), corrupts=corrupts, narrow=narrow, driverless=driverless
+            one, lost=bool(lost), corrupts=corrupts, narrow=narrow, driverless=driverless, full=full
         )
         if new is one:
             new = _of_device_or_daemon(one, policy, daemon_died=bool(daemons))
@@ -323,6 +349,9 @@ def _by_scope(
         elif one.role == "either" and one.domain is Domain.NETWORK and dead:
             # A peer that died first looks like a network that lost it.
             new = replace(one, role="symptom" if one.node not in dead else "cascade")
+        elif one.domain is Domain.NETWORK and accused and one.target == accused:
+            # Those that wait for one peer are its victims.
+            new = replace(one, node=accused, rank=None, device=None)
         elif one.domain is Domain.STORAGE and one.node and one.target:
             new = _by_storage_way(one, len(clients[one.target]), len(targets[one.node]), context)
         changed.append(new)

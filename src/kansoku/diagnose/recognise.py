@@ -31,6 +31,8 @@ _GPU_INDEX = re.compile(r"\b(?:GPU|device|cuda:)\s*#?(\d{1,2})\b", re.IGNORECASE
 _NIC = re.compile(r"\b((?:mlx5|bnxt|irdma|rxe|ib|eth|ens|enp|bond)[\w]*?\d\w*)\b")
 _STORAGE_TARGET = re.compile(
     r"\b([\w-]+-(?:OST|MDT)[0-9a-fA-F]{4})|(?:server|target|bucket)\s+([\w.:/-]+)"
+    # GPFS names the file system, or the disk below it.
+    r"|Physical volume ([\w.-]+)|[Ff]ile ?[Ss]ystem ([\w.-]+)(?=:| (?:un)?mounted\b)"
 )
 _PEER = re.compile(
     r"(?:peer|remote(?: host)?|to|from)\s+((?:\d{1,3}\.){3}\d{1,3}|[a-z][\w.-]*\d)", re.IGNORECASE
@@ -130,7 +132,7 @@ def _device(text: str, domain: Domain) -> str | None:
 def _target(text: str, domain: Domain) -> str | None:
     if domain is Domain.STORAGE:
         match = _STORAGE_TARGET.search(text)
-        return (match[1] or match[2]).rstrip(".,:") if match else None
+        return next(g for g in match.groups() if g).rstrip(".,:") if match else None
     if domain in {Domain.NETWORK, Domain.FRAMEWORK}:
         match = _PEER.search(text)
         return match[1] if match else None

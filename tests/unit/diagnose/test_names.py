@@ -2,7 +2,7 @@
 
 import pytest
 
-from kansoku.diagnose.names import host_of_nccl, node_of_name
+from kansoku.diagnose.names import addresses_of_nodes, host_of_nccl, node_of_name
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,7 @@ from kansoku.diagnose.names import host_of_nccl, node_of_name
         ("tor2a-ibstat.txt", "tor2a"),
         ("nvidia-smi_q_b31.txt", "b31"),
         ("ethtool_S_ens8_pod2-n3.txt", "pod2-n3"),
+        ("leaf7_switch.log", "leaf7"),
         ("node-07.dmesg.gz", "node-07"),
         ("hosts/x12/kern.log", "x12"),
         # Digits that are no host's.
@@ -34,3 +35,11 @@ def test_the_host_before_process_and_thread_is_nccls():
     assert host_of_nccl("w-02:411:955 [0] misc/ibvwrap.cc:190 NCCL WARN Call failed") == "w-02"
     assert host_of_nccl("3: w-02:411:955 [0] NCCL INFO x") == "w-02"
     assert host_of_nccl("12:00:01:955 nothing") is None
+
+
+def test_addresses_are_those_that_nccl_prints_when_it_starts():
+    text = (
+        "w-02:411:901 [0] NCCL INFO Bootstrap : Using eth0:10.2.0.12<0>\n"
+        "w-03:402:900 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.2.0.13<0>\n"
+    )
+    assert addresses_of_nodes(text) == {"10.2.0.12": "w-02", "10.2.0.13": "w-03"}

@@ -130,3 +130,22 @@ def test_a_limit_of_the_scheduler_names_the_job_however_it_was_told():
     table = seen("sch-state-timeout", "scheduler", at=1, strength=0.9, kind="scheduler")
     (first,) = diagnose([table, daemon], context()).hypotheses
     assert str(first.subject) == "job:661"
+
+
+def test_the_peer_that_several_nodes_cannot_reach_is_the_subject():
+    retries = [
+        seen("net-wc12", "network", at=i, role="either", strength=0.7, kind="job", node=f"n{i}",
+             device="mlx5_1", target="n9") for i in range(3)
+    ]  # fmt: skip
+    incident = diagnose(retries, context())
+    assert str(incident.hypotheses[0].subject) == "node:n9"
+    apart = [replace(o, target=f"n{7 + i}") for i, o in enumerate(retries)]
+    named = {str(h.subject) for h in diagnose(apart, context()).hypotheses}
+    assert named <= {f"nic:n{i}/mlx5_1" for i in range(3)}
+
+
+def test_a_full_disk_explains_the_file_that_was_cut_off():
+    cut = seen("app-ckpt-corrupt", "storage", at=1, kind="job", rank=5)
+    full = seen("app-disk-full", "storage", at=1, kind="job", rank=5)
+    incident = diagnose([cut, full], context())
+    assert incident.hypotheses[0].component == "app-disk-full"

@@ -59,6 +59,14 @@ def test_a_storage_line_names_its_target():
     assert recognise(line).target.startswith("scratch-OST0004")
 
 
+def test_gpfs_names_its_file_system_and_disk():
+    left = "[E] File system proj: stripe group panic. Reason: Too many disks are unavailable."
+    disk = "[E] Disk failure. Volume proj. rc = 5. Physical volume nsd_14."
+    assert recognise(left).target == "proj"
+    assert recognise(disk).target == "nsd_14"
+    assert recognise("[E] file system is read-only, mount failed").target is None
+
+
 @pytest.mark.parametrize(
     ("line", "step"),
     [

@@ -32,7 +32,7 @@ from kansoku.diagnose.edge.numbers import is_prometheus, is_table_of_numbers, re
 from kansoku.diagnose.edge.sieve import Sieve
 from kansoku.diagnose.lines import SUSPICIOUS, FileFacts, LineReader, says_it_ended_well
 from kansoku.diagnose.measures import MEASURE_COLUMNS
-from kansoku.diagnose.names import node_of_name
+from kansoku.diagnose.names import addresses_of_nodes, node_of_name
 from kansoku.diagnose.policy import Policy, policy_from
 from kansoku.diagnose.stacks import Stack, looks_like_stacks, stacks_of_text
 from kansoku.errors import ConfigurationError, InputError
@@ -194,6 +194,7 @@ def _read_text(
             bundle.numbers.append(steps)
     if facts.kind == "job":
         bundle.facts += library_facts(head, name)
+        bundle.reader.addresses.update(addresses_of_nodes(head))
         for world, nodes in nodes_of_ranks(head).items():
             bundle.rank_nodes.setdefault(world, {}).update(nodes)
         few = 400 if facts.rank is not None else 4000
