@@ -25,6 +25,7 @@ Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 _FROM_TO = 4  # a host whose probes to others are lost this much less than those to it only listens
 _SPREAD = 0.6  # share of a host's incoming probes on lossy tuples: its fault touches all peers
+_NEAR = 5  # probes of neighbours that say something
 _LATE = 0.3  # share of the lost that was answered after all
 
 
@@ -171,6 +172,10 @@ def _hosts(
     from_n, from_lost = _per_host(source, probes, count), _per_host(source, lost, count)
     late = _per_host(target, rows.late[keep], count)
     spread = _per_host(target, np.where(lost > 0, probes, 0), count)
+    # Its neighbours on the leaf are reached over no link above: answering them acquits a host.
+    near = topology.rnic_tor[rows.source[keep]] == topology.rnic_tor[rows.target[keep]]
+    near_n = _per_host(target, np.where(near, probes, 0), count)
+    near_lost = _per_host(target, np.where(near, lost, 0), count)
     delay = rows.responder_p50_ns[keep]
     answered = ~np.isnan(delay)
     usual = float(np.median(delay[answered])) if answered.any() else 0.0
@@ -183,6 +188,7 @@ def _hosts(
         one_way = (
             enough & (from_n >= 10) & (from_ratio < to_ratio / _FROM_TO)
             & (spread / to_n >= _SPREAD)
+            & ((near_n < _NEAR) | (near_lost > settings.rnic_loss * near_n))
         )  # fmt: skip
         too_late = enough & (late / to_lost >= _LATE)
         slow = (answered_n > 0) & (slow_n / answered_n > 0.5) & (to_n >= 10)

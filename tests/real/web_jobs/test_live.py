@@ -103,7 +103,7 @@ def test_run_and_job_pages_follow_a_training_that_goes_on(live, show):
         live.until(page, lambda page=page: page.locator(".card", has_text="complete").count() > 0)
         before = complete(page)
         live.until(page, lambda page=page, before=before: complete(page) > before)
-        assert page.evaluate("Number(document.documentElement.dataset.updates)") >= 1
+        page.wait_for_selector("html[data-updates]", state="attached", timeout=PATIENCE_S * 1000)
         assert watched.errors == []
         page.close()
 
