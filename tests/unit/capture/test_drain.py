@@ -145,6 +145,20 @@ def test_a_dead_writers_open_spans_are_kept_and_its_ring_removed(tmp_path):
     assert not list((tmp_path / "rings").iterdir())
 
 
+def test_a_ring_that_somebody_removed_ends_with_its_writer(tmp_path, monkeypatch):
+    """Another drain or a cleaner took the file away: this one keeps its copy and can end."""
+    writer = Writer(tmp_path / "rings", os.getpid())
+    writer.spans(3)
+    drain = Drain(str(tmp_path / "rings"), str(tmp_path / "out"))
+    drain.poll()
+    (tmp_path / "rings" / f"n1-{os.getpid()}.ring").unlink()
+    monkeypatch.setattr(module, "_alive", lambda *_: False)
+    drain.poll()
+    assert drain.copies == {}
+    assert len(drain.finished) == 1
+    assert len(closed(tmp_path)) == 3
+
+
 def test_foreign_files_are_left_alone(tmp_path, writer, drain):
     for name, content in (("a.ring", b""), ("b.ring", b"x" * 9_000), ("c.txt", b"")):
         (tmp_path / "rings" / name).write_bytes(content)

@@ -219,7 +219,10 @@ class _Copy:
             self.size += len(data)
         os.ftruncate(self.file, self.size)
         os.close(self.file)
-        os.unlink(self.path)
+        try:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            pass  # somebody cleaned up: nothing is left to do, and waiting would never end
 
 
 class Drain:
