@@ -6,7 +6,6 @@ from pathlib import Path
 import polars as pl
 
 from kansoku.formats.execution_trace import read_execution_trace
-from kansoku.trace.kineto.breakdown import NO_FIGURES
 from kansoku.trace.kineto.report import RankBreakdown
 
 __all__ = ["execution_breakdown"]
@@ -28,30 +27,13 @@ def execution_breakdown(path: Path) -> RankBreakdown:
     world = max((len(group.ranks) for group in trace.groups), default=0)
     return RankBreakdown(
         file=str(path),
-        said_rank=None,
         named_rank=trace.rank,
         world_size=world or None,
-        device_name=None,
-        base_ns=0,
-        start_ns=None,
-        devices=(),
         rows=len(trace.spans),
-        host_span_ns=None,
-        figures=NO_FIGURES,
-        idle=None,
-        steps=(),
-        outside_steps_busy_ns=None,
-        kernels=(),
-        copies=(),
-        launches=None,
-        queues=(),
-        annotations=(),
-        modules=(),
         operators=tuple(
             (name, count, None)
             for name, count in sorted(calls.items(), key=lambda item: (-item[1], item[0]))
         ),
-        collectives=(),
         incomplete=tuple(incomplete),
         notes=(
             "most frequent: "

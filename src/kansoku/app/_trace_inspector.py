@@ -12,7 +12,6 @@ import polars as pl
 from kansoku.errors import InputError
 from kansoku.formats.nccl_inspector import read_inspector
 from kansoku.trace.kineto.arrivals import Arrival
-from kansoku.trace.kineto.breakdown import NO_FIGURES
 from kansoku.trace.kineto.report import RankBreakdown
 from kansoku.trace.kineto.tables import CollectiveRow
 
@@ -81,28 +80,10 @@ def inspector_breakdown(part: InspectorRank) -> RankBreakdown:
     return RankBreakdown(
         file=part.file,
         said_rank=part.rank,
-        named_rank=None,
         world_size=part.world_size,
-        device_name=None,
-        base_ns=0,
-        start_ns=None,
-        devices=(),
         rows=len(rows),
-        host_span_ns=None,
-        figures=NO_FIGURES,
-        idle=None,
-        steps=(),
-        outside_steps_busy_ns=None,
-        kernels=(),
-        copies=(),
-        launches=None,
-        queues=(),
-        annotations=(),
-        modules=(),
-        operators=(),
         collectives=tuple(rows),
         incomplete=tuple(incomplete),
-        notes=(),
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from kansoku.catalog.kernels import RowKind
 from kansoku.formats.kineto import KinetoTrace
 from kansoku.trace.kineto.breakdown import (
+    NO_FIGURES,
     Figures,
     IdleSplit,
     StepFigures,
@@ -34,37 +35,37 @@ __all__ = ["RankBreakdown", "break_down"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBreakdown:
-    """The breakdown of one file."""
+    """The breakdown of one file. What a source cannot tell keeps its default."""
 
     file: str
-    said_rank: int | None
+    said_rank: int | None = None
     """From distributedInfo."""
-    named_rank: int | None
+    named_rank: int | None = None
     """From the file name."""
     world_size: int | None
-    device_name: str | None
-    base_ns: int
-    start_ns: int | None
+    device_name: str | None = None
+    base_ns: int = 0
+    start_ns: int | None = None
     """First device start on the file's clock."""
-    devices: tuple[int, ...]
+    devices: tuple[int, ...] = ()
     rows: int
-    host_span_ns: int | None
-    figures: Figures
-    idle: IdleSplit | None
-    steps: tuple[StepFigures, ...]
-    outside_steps_busy_ns: int | None
+    host_span_ns: int | None = None
+    figures: Figures = NO_FIGURES
+    idle: IdleSplit | None = None
+    steps: tuple[StepFigures, ...] = ()
+    outside_steps_busy_ns: int | None = None
     """Busy time in no step's window: the device ran before the first or after the last step."""
-    kernels: tuple[KernelRow, ...]
-    copies: tuple[CopyRow, ...]
-    launches: LaunchFigures | None
-    queues: tuple[QueueRow, ...]
-    annotations: tuple[CallCost, ...]
-    modules: tuple[CallCost, ...]
-    operators: tuple[tuple[str, int, int | None], ...]
+    kernels: tuple[KernelRow, ...] = ()
+    copies: tuple[CopyRow, ...] = ()
+    launches: LaunchFigures | None = None
+    queues: tuple[QueueRow, ...] = ()
+    annotations: tuple[CallCost, ...] = ()
+    modules: tuple[CallCost, ...] = ()
+    operators: tuple[tuple[str, int, int | None], ...] = ()
     """Host operators: name, calls, total ns (None without a clock); longest first."""
-    collectives: tuple[CollectiveRow, ...]
+    collectives: tuple[CollectiveRow, ...] = ()
     incomplete: tuple[str, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def break_down(trace: KinetoTrace, named_rank: int | None = None) -> RankBreakdown:
