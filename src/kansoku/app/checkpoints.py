@@ -1,5 +1,6 @@
 """Which checkpoint a job can resume from: from its folder, or from the save spans of its record."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -70,24 +71,13 @@ def checkpoints_of_run(run: LoadedRun) -> CheckpointState | None:
     )
 
 
-def _one_json(one: Checkpoint) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "kind": one.kind,
-        "step": one.step,
-        "size_bytes": one.size_bytes,
-        "saved_ns": one.saved_ns,
-        "problem": one.problem,
-    }
-
-
 def checkpoint_json(state: CheckpointState | None) -> dict[str, Any] | None:
     """Return the state as plain data."""
     if state is None:
         return None
     return {
-        "last": None if state.last is None else _one_json(state.last),
-        "incomplete": [_one_json(one) for one in state.incomplete],
+        "last": None if state.last is None else asdict(state.last),
+        "incomplete": [asdict(one) for one in state.incomplete],
         "lost_s": None if state.lost_ns is None else round(state.lost_ns / 1e9, 1),
         "lost_steps": state.lost_steps,
         "source": state.source,

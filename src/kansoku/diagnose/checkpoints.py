@@ -7,6 +7,8 @@ application.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kansoku.view.units import in_bytes
+
 __all__ = ["Checkpoint", "CheckpointState", "checkpoint_sentences", "checkpoint_state"]
 
 _SECOND = 1_000_000_000
@@ -86,11 +88,6 @@ def _age(nanoseconds: int) -> str:
     return f"{seconds:.0f} s"
 
 
-def _size(count: int) -> str:
-    power = min(4, max(0, (count.bit_length() - 1) // 10))
-    return f"{count / 1024**power:.3g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
-
-
 def checkpoint_sentences(state: CheckpointState) -> list[str]:
     """Return what a person reads of it."""
     said = []
@@ -99,7 +96,7 @@ def checkpoint_sentences(state: CheckpointState) -> list[str]:
         said.append("no complete checkpoint was found: all work is lost if the job dies")
     else:
         step = f" of step {last.step}" if last.step is not None else ""
-        size = f", {_size(last.size_bytes)}" if last.size_bytes is not None else ""
+        size = f", {in_bytes(last.size_bytes)}" if last.size_bytes is not None else ""
         text = f"last complete checkpoint: {last.name}{step}{size}"
         if state.lost_ns is not None:
             steps = f" ({state.lost_steps} steps)" if state.lost_steps is not None else ""

@@ -7,11 +7,12 @@ import polars as pl
 
 from kansoku.trace.collectives import CollectiveSummary
 from kansoku.view import Block, Column, Sentence, Span, Table, Timeline, Tone
+from kansoku.view.units import in_bytes
 
 if TYPE_CHECKING:
     from kansoku.app.report._report import Report
 
-__all__ = ["clock_blocks", "collective_blocks", "in_bytes", "scaled", "timeline_blocks"]
+__all__ = ["clock_blocks", "collective_blocks", "scaled", "timeline_blocks"]
 
 _MAX_ROWS = 16
 _MAX_LANES = 64
@@ -25,15 +26,6 @@ def scaled(value: float | None, unit: str, *, digits: int = 3) -> str:
         if abs(value) >= factor:
             return f"{value / factor:.{digits}g} {prefix}{unit}"
     return f"{value:.{digits}g} {unit}"
-
-
-def in_bytes(value: float | None) -> str | None:
-    if value is None:
-        return None
-    for factor, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if value >= factor:
-            return f"{value / factor:.3g} {unit}"
-    return f"{value:.0f} B"
 
 
 def _folded(summaries: tuple[CollectiveSummary, ...]) -> list[CollectiveSummary]:

@@ -10,7 +10,6 @@ import polars as pl
 from kansoku.app.report._blocks import (
     clock_blocks,
     collective_blocks,
-    in_bytes,
     scaled,
     timeline_blocks,
 )
@@ -30,6 +29,7 @@ from kansoku.view import (
     Tone,
     View,
 )
+from kansoku.view.units import in_bytes
 
 if TYPE_CHECKING:
     from kansoku.app.report._report import Report
