@@ -3,7 +3,7 @@
 import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 from kansoku.errors import InputError
 
@@ -40,7 +40,7 @@ class Accelerator:
 @cache
 def accelerators() -> dict[str, Accelerator]:
     """Return every accelerator of the catalogue by name."""
-    text = (resources.files("kansoku.catalog") / "data" / "accelerators.toml").read_text("utf-8")
+    text = (Path(__file__).parent / "data" / "accelerators.toml").read_text("utf-8")
     return {
         name: Accelerator(
             name=name,

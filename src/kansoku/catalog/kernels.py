@@ -2,10 +2,12 @@
 
 import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
-from importlib import resources
+from pathlib import Path
+from typing import Any
 
 __all__ = ["KernelRules", "RowKind", "kernel_rules"]
 
@@ -47,20 +49,41 @@ _FROM_DATA = {
 }
 
 
+_SEARCHED_CHARACTERS = 4096
+"""Of a name; bounds the work on a hostile one."""
+_REMEMBERED_NAMES = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    words: tuple[str, ...]
+    pattern: str
+    """Searched with :mod:`re`, which compiles it at its first use; empty: none."""
+    answer: str = ""
+
+    def holds(self, lowered: str) -> bool:
+        for word in self.words:
+            if word in lowered:
+                return True
+        return bool(self.pattern) and re.search(self.pattern, lowered) is not None
+
+
 @dataclass(frozen=True, kw_only=True)
 class KernelRules:
-    """The rules of ``data/kernel_rules.toml``, compiled."""
+    """The rules of ``data/kernel_rules.toml``."""
 
     categories: dict[str, RowKind]
     """Lower-case category to kind."""
-    sync_names: tuple[re.Pattern[str], ...]
-    idle_calls: tuple[re.Pattern[str], ...]
+    sync_names: tuple[_Rule, ...]
+    idle_calls: tuple[_Rule, ...]
     """Names of runtime calls that launch nothing and wait for nothing."""
-    collective_names: tuple[re.Pattern[str], ...]
-    operations: tuple[tuple[re.Pattern[str], str], ...]
-    families: tuple[tuple[re.Pattern[str], str], ...]
+    collective_names: tuple[_Rule, ...]
+    operations: tuple[_Rule, ...]
+    families: tuple[_Rule, ...]
     dtype_bytes: dict[str, int]
     bus_factors: dict[str, str]
+    _families_of: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """Answers given; the ranks of a job run the same kernels."""
 
     def category(self, text: str | None) -> RowKind:
         """Return the kind of a category; unknown ones are OTHER and never count as work."""
@@ -70,9 +93,9 @@ class KernelRules:
         """Return the final kind of a row of a category, by arguments first, then by name."""
         match kind:
             case RowKind.COMPUTE:
-                if any(rule.search(name) for rule in self.sync_names):
+                if _first(self.sync_names, name) is not None:
                     return RowKind.DEVICE_SYNC
-                if has_collective_arguments or any(r.search(name) for r in self.collective_names):
+                if has_collective_arguments or _first(self.collective_names, name) is not None:
                     return RowKind.COLLECTIVE
             case RowKind.OPERATOR if name in {"record_param_comms", "c10d::record_param_comms"}:
                 return RowKind.HOST_COLLECTIVE
@@ -88,15 +111,22 @@ class KernelRules:
 
     def is_idle_call(self, name: str) -> bool:
         """Say whether a runtime call of this name neither launches nor waits."""
-        return any(rule.search(name) for rule in self.idle_calls)
+        return _first(self.idle_calls, name) is not None
 
     def operation(self, name: str) -> str:
         """Return the collective's operation in one word, ``unknown`` where nothing matches."""
-        return next((word for rule, word in self.operations if rule.search(name)), "unknown")
+        found = _first(self.operations, name)
+        return "unknown" if found is None else found.answer
 
     def family(self, name: str) -> str:
         """Return the family of a compute kernel, ``other`` where nothing matches."""
-        return next((word for rule, word in self.families if rule.search(name)), "other")
+        known = self._families_of.get(name)
+        if known is None:
+            found = _first(self.families, name)
+            known = "other" if found is None else found.answer
+            if len(self._families_of) < _REMEMBERED_NAMES:
+                self._families_of[name] = known
+        return known
 
     def bus_factor(self, operation: str, ranks: int | None) -> float | None:
         """Return bus over algorithm bandwidth as nccl-tests defines it; None where unknown."""
@@ -108,18 +138,30 @@ class KernelRules:
         return (2.0 if factor == "two" else 1.0) * (ranks - 1) / ranks
 
 
+def _first(rules: tuple[_Rule, ...], name: str) -> _Rule | None:
+    lowered = name[:_SEARCHED_CHARACTERS].lower()
+    return next((rule for rule in rules if rule.holds(lowered)), None)
+
+
+def _rules(rows: list[Mapping[str, Any]], answer: str = "source") -> tuple[_Rule, ...]:
+    return tuple(
+        _Rule(tuple(row.get("words", ())), row.get("pattern", ""), row[answer]) for row in rows
+    )
+
+
 @cache
 def kernel_rules() -> KernelRules:
     """Read the shipped rules."""
-    text = (resources.files("kansoku.catalog") / "data" / "kernel_rules.toml").read_text("utf-8")
-    data = tomllib.loads(text)
+    # By path: importlib.resources takes longer to load than the file to read.
+    path = Path(__file__).parent / "data" / "kernel_rules.toml"
+    data = tomllib.loads(path.read_text("utf-8"))
     return KernelRules(
         categories={name: _FROM_DATA[kind] for name, kind in data["categories"].items()},
-        sync_names=tuple(re.compile(row["pattern"]) for row in data["sync_names"]),
-        idle_calls=tuple(re.compile(row["pattern"]) for row in data["idle_calls"]),
-        collective_names=tuple(re.compile(row["pattern"]) for row in data["collective_names"]),
-        operations=tuple((re.compile(r["pattern"]), r["operation"]) for r in data["operations"]),
-        families=tuple((re.compile(r["pattern"]), r["family"]) for r in data["families"]),
+        sync_names=_rules(data["sync_names"]),
+        idle_calls=_rules(data["idle_calls"]),
+        collective_names=_rules(data["collective_names"]),
+        operations=_rules(data["operations"], "operation"),
+        families=_rules(data["families"], "family"),
         dtype_bytes=data["dtype_bytes"],
         bus_factors=data["bus_factor"],
     )

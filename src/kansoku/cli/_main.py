@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 import kansoku.cli
@@ -137,6 +136,8 @@ def main() -> None:
     try:
         app()
     except KansokuError as error:
+        from rich.console import Console  # here, not above: most runs print no error (20 ms)
+
         Console(stderr=True, highlight=False, soft_wrap=True).print(
             f"kansoku: {error}", markup=False
         )

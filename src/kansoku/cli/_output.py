@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import orjson
-from rich.console import Console
 
-from kansoku.cli._draw import draw
 from kansoku.errors import InputError
 from kansoku.view import View
 
@@ -40,6 +38,11 @@ def emit(
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
     else:
+        # Here, not above: JSON needs neither (25 ms).
+        from rich.console import Console
+
+        from kansoku.cli._draw import draw
+
         draw(view, Console(highlight=False))
 
 

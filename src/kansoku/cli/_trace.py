@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 __all__ = ["PathsArgument", "ProcessesFlag", "RankFlag", "SchedulerFlag", "progress_bar"]
 
@@ -33,8 +31,13 @@ SchedulerFlag = Annotated[
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a callback (bytes done, bytes in all) that draws on stderr, if that is a terminal."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+    if not sys.stderr.isatty():
+        yield lambda _done, _total: None
+        return
+    from rich.console import Console  # here, not above: files and pipes see no bar (25 ms)
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=None)
 
         def update(done: int, total: int) -> None:

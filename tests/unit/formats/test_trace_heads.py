@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from tests.labs.kineto_files import Job, text, write
+
 from kansoku.formats.trace_heads import is_execution_trace, is_inspector
 
 
@@ -15,9 +17,15 @@ def test_heads():
     assert [is_execution_trace(head) for head in heads] == [False, True, False, False, False]
 
 
-def test_the_breakdown_of_a_kineto_trace_starts_without_polars():
-    code = "import sys; import kansoku.app.trace; print('polars' in sys.modules)"
+def test_the_breakdown_of_a_kineto_trace_loads_no_heavy_module(tmp_path):
+    path = write(tmp_path / "rank0.json", text(Job()))
+    heavy = ("polars", "pyarrow", "pandas", "scipy", "duckdb", "ClusterShell", "rich", "numpy.ma")
+    code = (
+        "import sys; from kansoku.app.trace import breakdown\n"
+        f"assert breakdown([{str(path)!r}]).to_json()['ranks'][0]['busy_us'] > 0\n"
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
-    assert done.stdout.strip() == "False"
+    assert done.stdout.strip() == "[]"

@@ -16,7 +16,7 @@ from kansoku.formats.kineto._columns import COLUMNS, DETAILS, NO_ID, Batch, read
 from kansoku.formats.kineto._events import Damage
 from kansoku.formats.kineto._header import rank_from_name, read_metadata
 from kansoku.formats.kineto._pairs import Edge, pair
-from kansoku.formats.kineto._scan import Piece, split
+from kansoku.formats.kineto._scan import CHUNK_BYTES, POOL_CHUNK_BYTES, Piece, split
 from kansoku.formats.kineto._source import Source, is_plain, read_blocks, read_stretch
 from kansoku.formats.kineto._trace import Detail, KinetoTrace
 
@@ -40,7 +40,8 @@ def read_trace(
     (inflated) of each chunk done. Raises InputError where the file is no trace at all.
     """
     problems: list[str] = []
-    pieces = split(read_blocks(source, problems))
+    size = CHUNK_BYTES if executor is None else POOL_CHUNK_BYTES
+    pieces = split(read_blocks(source, problems), chunk_bytes=size)
     try:
         header = next(pieces)
     except Exception as error:

@@ -11,9 +11,20 @@ from dataclasses import dataclass
 
 from kansoku.errors import InputError
 
-__all__ = ["CHUNK_BYTES", "EVENT_START", "Piece", "last_seam", "middle_seam", "split"]
+__all__ = [
+    "CHUNK_BYTES",
+    "EVENT_START",
+    "POOL_CHUNK_BYTES",
+    "Piece",
+    "last_seam",
+    "middle_seam",
+    "split",
+]
 
-CHUNK_BYTES = 2 << 20
+CHUNK_BYTES = 512 << 10
+"""Decoded, a chunk takes several times its size; smaller ones cost time, larger ones memory."""
+POOL_CHUNK_BYTES = 2 << 20
+"""For another process: fewer, larger messages."""
 _HEADER_LIMIT_BYTES = 64 << 20
 _PIECE_LIMIT_BYTES = 64 << 20
 _KEYS = rb"ph|name|cat|args|pid|ts|tid|dur|id|bp|s"

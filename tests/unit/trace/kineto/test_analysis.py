@@ -59,6 +59,35 @@ def test_queue_and_launches(tmp_path):
     assert launch["longer_than_work"] == 1
 
 
+def test_kernels_by_name(tmp_path):
+    lengths = {"a": (7, 1, 4, 100), "b": (5,), "c": (3, 2.5, 2)}
+    rows = [
+        kernel(100 + 200 * number, length, number, name=name)
+        for number, (name, length) in enumerate(
+            (name, length) for name, them in lengths.items() for length in them
+        )
+    ]
+    found = breakdown([trace(tmp_path, rows)]).to_json()["kernels"]
+    figures = ("name", "calls", "total_us", "mean_us", "median_us", "min_us", "max_us")
+    assert [tuple(one[name] for name in figures) for one in found] == [
+        ("a", 4, 112.0, 28.0, 5.5, 1.0, 100.0),
+        ("c", 3, 7.5, 2.5, 2.5, 2.0, 3.0),
+        ("b", 1, 5.0, 5.0, 5.0, 5.0, 5.0),
+    ]
+
+
+def test_launch_delays_at_the_99th_percentile(tmp_path):
+    # Delays of 0 to 200 µs in steps of 1 µs, and linear between ranks: 198 µs at 0.99 * 200.
+    rows = []
+    for number in range(201):
+        begin = 1000 + 500 * number
+        rows += [call(begin, 5, number + 1), kernel(begin + number, 1, number + 1)]
+    (launch,) = breakdown([trace(tmp_path, rows)]).to_json()["launches"]
+    assert launch["delay_p99_us"] == pytest.approx(198.0)
+    (launch,) = breakdown([trace(tmp_path, rows[:4])]).to_json()["launches"]
+    assert launch["delay_p99_us"] == pytest.approx(0.99)
+
+
 def test_copies_collectives_modules(tmp_path):
     rows = [
         row("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 0, 7, 100, 50, {"device": 0, "stream": 7, "bytes": 1_000_000}),
