@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from kansoku.cli._flags import HtmlFlag, JsonFlag, SinceFlag, SlurmJobFlag, StoreFlag, UntilFlag
+from kansoku.cli._flags import (
+    ClusterFlag,
+    HtmlFlag,
+    JsonFlag,
+    SinceFlag,
+    SlurmJobFlag,
+    StoreFlag,
+    UntilFlag,
+)
 from kansoku.cli._output import emit
 
 
@@ -23,6 +31,7 @@ def command(
     policy: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Your own thresholds (TOML).")
     ] = None,
+    cluster: ClusterFlag = None,
     slurm_job: SlurmJobFlag = None,
     store: StoreFlag = None,
     since: SinceFlag = None,
@@ -49,14 +58,16 @@ def command(
         raise InputError("nothing to diagnose", remedy="name a folder, job:ID, or live")
     if job is None and target not in {"live", None}:
         extra = read_signatures(rules) if rules else ()
-        result = diagnose_folder(Path(target or ""), extra=extra, policy=chosen)
+        folder = Path(target or "")
+        result = diagnose_folder(folder, extra=extra, policy=chosen, cluster=cluster)
     else:
         window = resolve_window(since or "1h", until or "now", None)
         opened = open_store(store)
         try:
             result = diagnose_store(
-                opened, since_ns=window.since_ns, until_ns=window.until_ns, job=job, policy=chosen
-            )
+                opened, since_ns=window.since_ns, until_ns=window.until_ns, job=job, policy=chosen,
+                cluster=cluster,
+            )  # fmt: skip
         finally:
             opened.close()
     emit(diagnosis_json(result), diagnosis_view(result), as_json=as_json, html=html)

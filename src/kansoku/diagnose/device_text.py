@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from kansoku.diagnose.measures import MEASURE_COLUMNS
+from kansoku.diagnose.names import device_domain
 from kansoku.diagnose.observation import Observation
 from kansoku.model import Domain
 
@@ -65,13 +66,18 @@ class DeviceFact:
 
 # A narrow link is first the trouble of the device at its end.
 _LINK_DOMAINS = {
-    "gpu": Domain.GPU_HARDWARE, "nic": Domain.NETWORK, "disk": Domain.STORAGE, "": Domain.HOST,
+    "gpu": Domain.GPU_HARDWARE, "nic": Domain.NETWORK, "disk": Domain.STORAGE,
 }  # fmt: skip
 _CLASSES = (
     ("gpu", re.compile(r"3D controller|VGA|Display controller|Processing accelerators")),
     ("nic", re.compile(r"Ethernet controller|Infiniband controller|Network controller")),
     ("disk", re.compile(r"Non-Volatile memory|NVMe|RAID bus|SATA")),
 )
+
+
+def _link_domain(fact: DeviceFact) -> Domain:
+    """Return whose trouble a device's link is, by its class, else its name, else the host's."""
+    return _LINK_DOMAINS.get(fact.kind) or device_domain(fact.device) or Domain.HOST
 
 
 def _plain_facts(line: str) -> list[tuple[str, str]]:
@@ -203,7 +209,7 @@ def _alone(facts: Sequence[DeviceFact]) -> list[Observation]:
                 _observation(
                     fact,
                     "pcie-degraded",
-                    _LINK_DOMAINS[fact.kind],
+                    _link_domain(fact),
                     "pcie",
                     strength,
                     f"{fact.key}: {fact.value}",
@@ -245,13 +251,11 @@ def _alone(facts: Sequence[DeviceFact]) -> list[Observation]:
                 and float(now[0]) < float(most[0])
                 and "width" in both["current"].key.lower()
             ):
+                fact = both["current"]
+                text = f"{fact.key} {fact.value}, {both['max'].value} possible"
                 found.append(
-                    _observation(
-                        both["current"], "pcie-degraded", Domain.HOST, "pcie", 0.8,
-                        f"{both['current'].key} {both['current'].value}, "
-                        f"{both['max'].value} possible",
-                    )
-                )  # fmt: skip
+                    _observation(fact, "pcie-degraded", _link_domain(fact), "pcie", 0.8, text)
+                )
     return found
 
 

@@ -18,6 +18,7 @@ import polars as pl
 
 from kansoku.catalog.quantities import Quantity, quantity_of, words_of
 from kansoku.catalog.xid import codes
+from kansoku.diagnose.names import device_domain
 from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.recognise import by_code
 from kansoku.model import Domain
@@ -254,12 +255,15 @@ def _say(
         for key, value in zip(_ENTITY, (node, device, target, rank), strict=True)
         if value is not None
     )
+    domain = quantity.domain or Domain.HOST
+    if quantity.component == "pcie" and quantity.test == "low":
+        domain = device_domain(device, grid.metric) or domain
     return Observation(
         rule=f"metric:{quantity.name}",
         text=sentence,
         source=f"{grid.metric}{{{where}}}" if where else grid.metric,
         kind="metric",
-        domain=quantity.domain or Domain.HOST,
+        domain=domain,
         component=quantity.component,
         role=quantity.role,
         strength=min(1.0, quantity.strength * scale),

@@ -3,8 +3,9 @@
 import re
 
 from kansoku.formats.job_log import host_in_path
+from kansoku.model import Domain
 
-__all__ = ["addresses_of_nodes", "host_of_nccl", "node_of_name"]
+__all__ = ["addresses_of_nodes", "device_domain", "host_of_nccl", "node_of_name"]
 
 _NODE_FOLDER = re.compile(r"(?:^|/)(?:nodes?|hosts?)/([A-Za-z][\w.-]*\d[\w.-]*)/")
 # Outputs that are taken on one node, which the name tells: what is left of it is the node.
@@ -31,6 +32,34 @@ _NCCL_ADDRESS = re.compile(
     r"([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] NCCL INFO (?:Bootstrap : Using|NET/\w+ : Using.*OOB)"
     r" [\w.-]+:((?:\d{1,3}\.){3}\d{1,3})<\d+>"
 )
+# What a device's or metric's name tells of its kind; GPUs alone go by a bare number, or by a PCI
+# address with a domain of eight digits, as nvidia-smi writes it.
+_KINDS = (
+    (
+        Domain.GPU_HARDWARE,
+        re.compile(r"(?i)(?<![a-z])(?:gpu|nvidia|dcgm|cuda|amdgpu|rocm|hw\.gpu)|^\d{1,2}$"
+                   r"|^[0-9a-f]{8}:[0-9a-f]{2}:"),
+    ),
+    (
+        Domain.NETWORK,
+        re.compile(r"(?i)(?<![a-z])(?:mlx\d|hca|nic|rdma|ib|eth|ens|enp|eno|bond|bnxt|efa|irdma)"
+                   r"(?![a-z]{2})"),
+    ),
+    (Domain.STORAGE, re.compile(r"(?i)(?<![a-z])(?:nvme|disk|sd[a-z]|raid)")),
+)  # fmt: skip
+
+
+def device_domain(*names: str | None) -> Domain | None:
+    """Return whose trouble a device's own link is, by the first name that tells; None: none does.
+
+    The device at the link's end comes first: its edge connector, its riser and its slot are swapped
+    with it. A link of unknown devices is the host's.
+    """
+    for name in names:
+        for domain, pattern in _KINDS:
+            if name and pattern.search(name):
+                return domain
+    return None
 
 
 def node_of_name(name: str) -> str | None:

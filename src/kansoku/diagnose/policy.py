@@ -53,6 +53,10 @@ class Policy:
     """Of complaints of a job that said in the end that it is done."""
     locates_weight: float = 0.6
     """Of evidence that says where, added to causes known for that rank or node."""
+    leaf_together_ns: int = 60 * _SECOND
+    """NICs that lose their link within this time lose it together."""
+    leaf_share: float = 0.6
+    """Share of the known NICs under a leaf that must, for the leaf to be what failed."""
     alternatives: int = 5
     """Hypotheses shown."""
 

@@ -28,6 +28,7 @@ _MANY_RANKS = 4
 # Smaller "times" are step numbers.
 _LEAST_DATE_NS = 10**17
 _TOLD_OF_LOSS = {"sch-nodefail-step", "sch-state-node-fail", "sch-cancel", "sch-requeue"}
+_NARROW = {"pcie-degraded", "metric:PCIe link width or generation"}
 _OWN_LIMITS = {"host memory limit", "kubernetes memory limit"}
 
 
@@ -321,7 +322,7 @@ def _by_scope(
     driverless = frozenset(
         o.node for o in seen if o.domain is Domain.HOST and o.component == "driver" and o.node
     )
-    narrow = {o.node: o for o in seen if o.rule == "pcie-degraded" and o.device and o.node}
+    narrow = {o.node: o for o in seen if o.rule in _NARROW and o.device and o.node}
     lost = {o.node for o in seen if o.rule in {"node-lost", "silence.node"}}
     accused = _accused(present)
     full = _without_space(present)
@@ -477,9 +478,19 @@ def _kind(seen: Sequence[Observation], lead: Observation | None, context: Contex
             return "slow"
         if lead.rule == "stack.outlier":
             return "hang"
-    if not died and (context.ended is False or "metric:step time" in rules):
+    if not died and (context.ended is False or rules & {"metric:step time", "finding.slow"}):
         return "slow"
     return "stop"
+
+
+_RAN_FOR = re.compile(r"\bran for (\d{1,12}) milliseconds")
+
+
+def _stuck_since(seen: Iterable[Observation], begin_ns: int) -> int:
+    """Return when a hang began: a watchdog speaks late, and says how long it has waited."""
+    waits = [(o.time_ns, _RAN_FOR.search(o.text)) for o in seen if o.rule in _TIMEOUTS]
+    began = [t - int(ran[1]) * 1_000_000 for t, ran in waits if ran and t and t > _LEAST_DATE_NS]
+    return min([begin_ns, *began])
 
 
 def _hypothesis(group: _Group, total: float, doubts: dict[int, str]) -> Hypothesis:
@@ -516,6 +527,8 @@ def _cascades(seen: Sequence[Observation]) -> tuple[Evidence, ...]:
 
 def _is_serious(one: Observation, context: Context) -> bool:
     """Say whether it is trouble even where no cause can be named."""
+    if one.rule == "finding.slow":
+        return True  # also of a job that came to its end, only later
     if context.ended_well:
         return False
     if one.rule == "metric:step time":
@@ -565,10 +578,13 @@ def diagnose(
     if first is not None and onset_ns is not None and onset_ns - first > policy.old_ns:
         begin = onset_ns
     lead = found[0].lead if found else None
+    kind = _kind(seen, lead, context)
+    if kind == "hang" and begin:
+        begin = _stuck_since(seen, begin)
     return Incident(
         id=f"{lead.rule if lead else 'unknown'}@{begin}",
         onset_ns=begin,
-        kind=_kind(seen, lead, context),
+        kind=kind,
         subject=found[0].subject if found else None,
         verdict=Verdict.FOUND if found else Verdict.UNKNOWN,
         hypotheses=tuple(_hypothesis(g, total, doubts) for g in found[: policy.alternatives]),

@@ -51,6 +51,12 @@ def test_where_nothing_can_be_read_there_is_no_verdict(tmp_path, make, why):
         diagnose_folder(make(tmp_path / "target"))
 
 
+def test_a_log_is_no_checkpoint(tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text("step 1 loss 2.0\n")
+    assert diagnose_folder(log).checkpoint is None
+
+
 def test_a_refused_target_ends_with_2_and_says_why(tmp_path):
     done = kansoku(empty(tmp_path / "target"), "--json")
     assert (done.returncode, done.stdout) == (2, "")

@@ -35,6 +35,24 @@ def test_equal_peers_are_quiet(metric):
     assert read_measures(table(metric, lambda n, d, i: 100 + (n + 3 * d + i) % 3)) == []
 
 
+@pytest.mark.parametrize(
+    ("metric", "device", "domain"),
+    [
+        ("kansoku.gpu.pcie.width", "gpu4", Domain.GPU_HARDWARE),
+        ("pcie.link.width.current", "4", Domain.GPU_HARDWARE),
+        ("pcie.link.width.current", "00000000:18:00.0", Domain.GPU_HARDWARE),
+        ("DCGM_FI_DEV_PCIE_LINK_WIDTH", "0000:18:00.0", Domain.GPU_HARDWARE),
+        ("pcie_link_width", "mlx5_4", Domain.NETWORK),
+        ("pcie_link_width", "nvme2", Domain.STORAGE),
+        ("pcie_link_width", "0000:18:00.0", Domain.HOST),
+    ],
+)
+def test_lost_lanes_are_first_the_devices_at_the_end_of_the_link(metric, device, domain):
+    frame = table(metric, lambda n, d, i: 8 if (n, i >= 20) == (2, True) else 16, devices=1)
+    (seen,) = read_measures(frame.with_columns(device=pl.lit(device)))
+    assert (seen.component, seen.domain, seen.node) == ("pcie", domain, "n2")
+
+
 def test_one_bad_sample_is_no_outlier():
     frame = table("sm_clock_mhz", lambda n, d, i: 300 if (n, d, i) == (1, 1, 9) else 1980)
     assert read_measures(frame) == []

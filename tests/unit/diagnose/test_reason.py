@@ -37,6 +37,20 @@ def test_a_gpu_lost_just_after_the_last_step_wins_over_eight_watchdogs():
     assert [c.sentence for c in incident.cascades] == ["fw-watchdog"]
 
 
+def test_deaths_by_watchdogs_alone_are_a_hang_since_the_collective_was_entered():
+    """Ten minutes before the watchdogs spoke; what they killed is the consequence."""
+    told = [
+        replace(one, text="Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3001) "
+                "ran for 600012 milliseconds before timing out.")
+        for one in watchdogs(605)
+    ]  # fmt: skip
+    died = seen("fw-child-failed", "framework", at=606, role="cascade", kind="job")
+    incident = diagnose([*told, died], context())
+    assert (incident.kind, incident.verdict) == ("hang", Verdict.UNKNOWN)
+    assert incident.onset_ns == T + 605 * S - 600_012_000_000
+    assert {c.source for c in incident.cascades} == {"fw-watchdog:1", "fw-child-failed:1"}
+
+
 def test_an_event_that_the_job_survived_is_no_cause():
     flap = seen("net-link-down", "network", at=-3000, node="n7", device="mlx5_0")
     oom = seen("app-oom-cuda", "application", at=2, kind="job", rank=4)

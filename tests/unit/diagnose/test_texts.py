@@ -1,5 +1,7 @@
 """Stacks and device texts: the one that differs from all others."""
 
+import pytest
+
 from kansoku.diagnose.device_text import compare_facts, facts_of_text
 from kansoku.diagnose.stacks import looks_like_stacks, outliers, stacks_of_text
 from kansoku.model import Domain
@@ -43,8 +45,27 @@ def test_a_port_that_is_down_and_lanes_that_are_missing():
     facts = facts_of_text(ib.splitlines(), node="n1", name="ibstat")
     facts += facts_of_text(smi.splitlines(), node="n1", name="smi")
     found = compare_facts(facts)
-    assert {o.domain for o in found} == {Domain.NETWORK, Domain.HOST}
-    assert {o.device for o in found} == {"mlx5_3", "00000000:18:00.0"}
+    assert {(o.domain, o.device) for o in found} == {
+        (Domain.NETWORK, "mlx5_3"), (Domain.GPU_HARDWARE, "00000000:18:00.0"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("device", "domain", "subject"),
+    [
+        ("3D controller: NVIDIA Corporation GH100", Domain.GPU_HARDWARE, "gpu:n1/18:00.0"),
+        ("Infiniband controller: Mellanox MT2910", Domain.NETWORK, "nic:n1/18:00.0"),
+        ("Non-Volatile memory controller: Samsung", Domain.STORAGE, "node:n1"),
+        ("PCI bridge: Broadcom PEX890xx", Domain.HOST, "node:n1"),
+    ],
+)
+def test_a_narrow_link_is_first_the_devices_at_its_end(device, domain, subject):
+    text = (
+        f"18:00.0 {device}\n\t\tLnkCap:\tPort #0, Speed 32GT/s, Width x16\n"
+        "\t\tLnkSta:\tSpeed 32GT/s, Width x8 (downgraded)\n"
+    )
+    (seen,) = compare_facts(facts_of_text(text.splitlines(), node="n1", name="lspci"))
+    assert (seen.domain, str(seen.subject)) == (domain, subject)
 
 
 def test_the_node_whose_driver_differs():

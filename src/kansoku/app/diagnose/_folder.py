@@ -9,11 +9,13 @@ import polars as pl
 from kansoku.app.checkpoints import checkpoints_of_folder, checkpoints_of_run
 from kansoku.app.diagnose._answer import Diagnosis
 from kansoku.app.diagnose._runs import observe_dumps, observe_run
+from kansoku.app.diagnose._topology import cluster_of, leaf_map
 from kansoku.app.diagnose._traces import observe_traces
 from kansoku.app.trace_hang import HangReport
 from kansoku.catalog.signatures import Signature
 from kansoku.diagnose.device_text import compare_facts, measures_of_facts
 from kansoku.diagnose.edge.bundle import Bundle, read_bundle
+from kansoku.diagnose.leaves import blame_leaves
 from kansoku.diagnose.measures import against_plan, dated, read_measures
 from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.policy import Policy
@@ -66,11 +68,14 @@ def diagnose_folder(
     extra: Sequence[Signature] = (),
     policy: Policy | None = None,
     more: Sequence[Observation] = (),
+    cluster: str | None = None,
 ) -> Diagnosis:
     """Diagnose a folder of whatever there is; ``more`` are observations from other parts.
 
-    Raises InputError where there is nothing to read.
+    ``cluster`` is a cluster file or a shipped name; else one in the folder is taken. Raises
+    InputError where there is nothing to read.
     """
+    leaves = leaf_map(cluster_of(path, cluster))
     with ThreadPoolExecutor(1) as meanwhile:
         of_dumps: list[Future[_OfDumps]] = []
         bundle = read_bundle(
@@ -134,6 +139,7 @@ def diagnose_folder(
         ended_well=all(bundle.slurm_ended or endings) and bool(bundle.slurm_ended or endings),
     )
     policy = policy or Policy()
+    found = blame_leaves(found, leaves, context.nodes | context.job_nodes, policy)
     incident = reason(found, context, policy)
     kept = checkpoints_of_folder(path, until_ns=max(progress.values(), default=None))
     if kept.last is not None or kept.incomplete:

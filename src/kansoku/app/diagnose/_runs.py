@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kansoku.app.diagnose._slowed import slowed
 from kansoku.app.report import LoadedRun, load_run, report
 from kansoku.app.report._states import RankState
 from kansoku.app.trace_hang import HangReport, hang
@@ -91,6 +92,7 @@ def observe_run(path: Path) -> tuple[list[Observation], LoadedRun, dict[int, str
     answer = report(run)
     nodes = {r.rank: r.node for r in run.facts.ranks if r.rank is not None}
     found = [_of_straggler(s, run, nodes) for s in answer.stragglers.stragglers]
+    found += slowed(answer)
     if answer.box.stopped:
         found += _of_end(answer.box.ranks, nodes)
         for blocked in answer.box.blocked[:4]:

@@ -8,7 +8,9 @@ from ClusterShell.NodeSet import NodeSet, NodeSetParseError
 
 from kansoku.app.diagnose._answer import Diagnosis
 from kansoku.app.diagnose._runs import straggler_observation
+from kansoku.app.diagnose._topology import cluster_of, leaf_map
 from kansoku.catalog.quantities import quantity_of
+from kansoku.diagnose.leaves import blame_leaves
 from kansoku.diagnose.live import Detector
 from kansoku.diagnose.measures import read_measures
 from kansoku.diagnose.observation import Observation
@@ -112,8 +114,13 @@ def diagnose_store(
     until_ns: int,
     job: str | None = None,
     policy: Policy | None = None,
+    cluster: str | None = None,
 ) -> Diagnosis:
-    """Diagnose what the store holds of a time, or of one Slurm job; raise InputError without it."""
+    """Diagnose what the store holds of a time, or of one Slurm job; raise InputError without it.
+
+    ``cluster``, a cluster file or a shipped name, says which leaf switch the NICs hang on.
+    """
+    leaves = leaf_map(cluster_of(None, cluster))
     nodes: frozenset[str] = frozenset()
     ended_well = False
     missing: list[str] = []
@@ -132,6 +139,8 @@ def diagnose_store(
         missing.append("no steps of that time: which rank was slow is not known")
     context = Context(progress=Progress(last_ns=progress), job_nodes=nodes, ended_well=ended_well)
     policy = policy or Policy()
+    known = nodes | {one.node for one in found if one.node}
+    found = blame_leaves(found, leaves, known, policy)
     incident = reason(_of_nodes(found, nodes), context, policy)
     tables = ("events", "findings", "steps", "metrics", "jobs")
     return Diagnosis(

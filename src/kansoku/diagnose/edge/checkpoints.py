@@ -154,6 +154,13 @@ def _is_weights(name: str) -> bool:
     return Path(name).suffix in _WEIGHTS or (name.startswith(_OLD_NAMES) and name.endswith(".bin"))
 
 
+def _begins_as_weights(path: Path) -> bool:
+    """Say whether a file begins as torch.save's old (pickle) or new (zip) format does."""
+    with path.open("rb") as file:
+        start = file.read(4)
+    return start[:1] == b"\x80" or start == b"PK\x03\x04"
+
+
 def _weights(folder: Path) -> list[Path]:
     return [p for p in sorted(folder.rglob("*")) if _is_weights(p.name) and p.is_file()]
 
@@ -254,10 +261,14 @@ def _walk(folder: Path, root: Path, depth: int) -> Iterator[Checkpoint]:
 
 
 def find_checkpoints(path: Path) -> list[Checkpoint]:
-    """Return the checkpoints at or below a path; an absent path has none."""
+    """Return the checkpoints at or below a path; an absent path has none.
+
+    A single file is one where its name or its first bytes say so: a log is none.
+    """
     try:
         if path.is_file():
-            return [_of_file(path, path.name)]
+            named = _is_weights(path.name) or _begins_as_weights(path)
+            return [_of_file(path, path.name)] if named else []
         return list(_walk(path, path, 0)) if path.is_dir() else []
     except OSError:
         return []
