@@ -56,6 +56,10 @@ def command(
     client_ca: Annotated[
         Path | None, typer.Option(metavar="PEM", help="Whose certificates clients must have.")
     ] = None,
+    fabric: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="[settings] and [switches] of the fabric controller."),
+    ] = None,
     retention: Annotated[
         str | None, typer.Option(metavar="AGE", help="Remove rows older than this: 90d.")
     ] = None,
@@ -73,7 +77,10 @@ def command(
         str | None, typer.Option(metavar="URL", help="Gets incidents as OTLP log records (HTTP).")
     ] = None,
 ) -> None:
-    """Receive OTLP, keep it, answer queries and show pages, in one process."""
+    """Receive OTLP, keep it, answer queries and show pages, in one process.
+
+    With a cluster file that has a fabric it is the fabric's controller and analyser too.
+    """
     from kansoku.app.serve import Server, ServeSettings
     from kansoku.app.store import default_store
     from kansoku.app.watch import WatchSettings
@@ -98,6 +105,7 @@ def command(
         key=key,
         client_authority=client_ca,
         cluster=load_cluster(cluster) if cluster else None,
+        fabric=fabric,
         store=StoreLimits(
             retention=Retention(
                 default_age_s=_age(retention, "--retention"),

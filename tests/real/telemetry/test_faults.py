@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import polars as pl
 import pytest
+from tests.labs.certificates import make_certificates
 from tests.labs.victoria import free_port
 
 from kansoku.app.serve import Server, ServeSettings
@@ -228,22 +229,6 @@ def test_rows_pass_through_a_foreign_collector(tmp_path, protocol):
         back = server.store.table("spans").select(spans.columns)
         assert back.sort("id").cast(spans.schema).equals(spans)
         assert server.store.table("steps")["tokens"].to_list() == [512.5] * 50
-
-
-def make_certificates(folder):
-    """Make an authority and certificates of a server and a client with Debian's openssl."""
-
-    def run(*words):
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-    run("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
-        "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=test authority")  # fmt: skip
-    (folder / "ext").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    for name, common in (("server", "127.0.0.1"), ("client", "node-agent"), ("odd", "stranger")):
-        run("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout",
-            f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={common}")  # fmt: skip
-        run("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key",
-            "-CAcreateserial", "-out", f"{name}.pem", "-days", "2", "-extfile", "ext")  # fmt: skip
 
 
 def test_client_certificates_say_who_sends(tmp_path):

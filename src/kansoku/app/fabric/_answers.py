@@ -1,13 +1,12 @@
 """What controller and commands answer: status and matrix, as JSON and as Views."""
 
 import math
-import os
 import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kansoku.app.fabric._control import DEFAULT_CONTROLLER
+from kansoku.app.fabric._control import DEFAULT_CONTROLLER, controller_tls, controller_token
 from kansoku.errors import InputError, PlatformError
 
 if TYPE_CHECKING:
@@ -126,19 +125,21 @@ def _ask(controller: str, path: str, *, token: str | None = None) -> dict[str, A
     import httpx
 
     _check_address(controller)
-    token = token or os.environ.get("KANSOKU_FABRIC_TOKEN")
+    token = controller_token(token)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     uds = controller.removeprefix("unix:") if controller.startswith("unix:") else None
     base = "http://localhost" if uds else controller
     try:
         with httpx.Client(
-            transport=httpx.HTTPTransport(uds=uds), timeout=10, headers=headers
+            transport=httpx.HTTPTransport(uds=uds, verify=controller_tls() or True),
+            timeout=10,
+            headers=headers,
         ) as client:
             answer = client.get(base.rstrip("/") + path)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise PlatformError(
             f"no fabric controller at {controller}: {error}",
-            remedy="start one with: kansoku fabric controller --cluster FILE",
+            remedy="start one: kansoku serve --cluster FILE, or kansoku fabric controller",
         ) from None
     if answer.status_code != 200:
         raise PlatformError(f"{controller}{path} answered {answer.status_code}: {answer.text}")

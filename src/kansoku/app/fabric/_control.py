@@ -14,12 +14,17 @@ from typing import TYPE_CHECKING
 from kansoku.errors import ConfigurationError, InputError, PlatformError
 
 if TYPE_CHECKING:
+    import ssl
+
     from starlette.applications import Starlette
+    from starlette.requests import Request
 
     from kansoku.app.fabric._learning import ServiceLearning
+    from kansoku.catalog import Cluster
     from kansoku.fabric.controller import Outcome
     from kansoku.fabric.edge.agent import Agent
-    from kansoku.fabric.edge.http import FabricService
+    from kansoku.fabric.edge.http import FabricService, Refuse
+    from kansoku.fabric.edge.uplink import Line
     from kansoku.fabric.settings import Settings
     from kansoku.model import RunFacts
 
@@ -70,31 +75,37 @@ def load_settings(path: str | Path | None = None) -> tuple["Settings", dict[str,
 
 
 def make_service(
-    cluster: str | Path,
+    cluster: "str | Path | Cluster",
     *,
     settings: "Settings",
     switches: Mapping[str, str] | None = None,
     on_outcome: "Callable[[Outcome], None] | None" = None,
     token: str | None = None,
+    refuse: "Refuse | None" = None,
     clock: Callable[[], int] = time.time_ns,
 ) -> "FabricService":
     """Return a controller with its HTTP routes (``.routes``); call ``start`` and ``stop``.
 
-    ``kansoku serve`` adds the routes to its own application and passes an ``on_outcome`` that
-    saves :func:`outcome_tables`.
+    Everybody shows ``token`` where there is one; ``kansoku serve`` adds the routes to its own
+    application and says by ``refuse`` who may do what.
     """
     from kansoku.app.fabric._answers import matrix_json, status_json
-    from kansoku.catalog import load_cluster
+    from kansoku.catalog import Cluster, load_cluster
     from kansoku.fabric.controller import Controller
     from kansoku.fabric.edge.http import FabricService
     from kansoku.fabric.topology import topology_of
 
+    def shown(request: "Request", _does: str) -> tuple[int, str] | None:
+        right = token is None or request.headers.get("authorization") == f"Bearer {token}"
+        return None if right else (401, "this controller needs its token")
+
+    known = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     controller = Controller(
-        topology_of(load_cluster(cluster)), settings, now_ns=clock(), switch_of_address=switches
+        topology_of(known), settings, now_ns=clock(), switch_of_address=switches
     )
     return FabricService(
         controller, clock=clock, status=status_json, matrix=matrix_json,
-        on_outcome=on_outcome, token=token,
+        on_outcome=on_outcome, refuse=refuse or shown,
     )  # fmt: skip
 
 
@@ -173,6 +184,37 @@ def _listener(listen: Address) -> socket.socket:
     return sock
 
 
+def controller_token(token: str | None = None) -> str | None:
+    """Return what a controller is shown: the one given, or from the environment.
+
+    A controller that is part of ``kansoku serve`` takes the token that the node agent shows it.
+    """
+    given = token or os.environ.get("KANSOKU_FABRIC_TOKEN") or os.environ.get("KANSOKU_TOKEN")
+    return given or None
+
+
+def controller_tls() -> "ssl.SSLContext | None":
+    """Return whom https controllers are trusted by and who we are (mTLS), from the environment.
+
+    ``KANSOKU_FABRIC_CA`` is the authority, ``KANSOKU_FABRIC_CERTIFICATE`` and
+    ``KANSOKU_FABRIC_KEY`` are ours, all PEM files. None where none is set: the system's
+    authorities, and no certificate. Raises ConfigurationError for files that cannot be read.
+    """
+    from kansoku.telemetry import Tls
+
+    names = ("KANSOKU_FABRIC_CA", "KANSOKU_FABRIC_CERTIFICATE", "KANSOKU_FABRIC_KEY")
+    given = [Path(text) if (text := os.environ.get(name)) else None for name in names]
+    if not any(given):
+        return None
+    return Tls(authority=given[0], certificate=given[1], key=given[2]).context()
+
+
+def _line(controller: str, token: str | None = None) -> "Line":
+    from kansoku.fabric.edge.uplink import Line
+
+    return Line(controller, token=controller_token(token), tls=controller_tls())
+
+
 def agent(
     node: str,
     rnics: Sequence[tuple[str, str]],
@@ -193,7 +235,6 @@ def agent(
     from kansoku.fabric.edge.agent import Agent
     from kansoku.fabric.edge.transport import Transport
     from kansoku.fabric.edge.udp import UdpTransport
-    from kansoku.fabric.edge.uplink import Line
     from kansoku.fabric.edge.worker import Worker
     from kansoku.fabric.probe import StampSource
     from kansoku.fabric.settings import Settings
@@ -226,7 +267,7 @@ def agent(
             )  # fmt: skip
         name = f"{node}/{device}"
         workers.append(Worker(name, made, settings, seed=incarnation ^ hash(name)))
-    line = Line(controller, token=token or os.environ.get("KANSOKU_FABRIC_TOKEN"))
+    line = _line(controller, token)
     return Agent(node, workers, line, incarnation=incarnation)
 
 
@@ -238,11 +279,9 @@ def learn_services(
     Raises PlatformError without root, kprobes or RDMA.
     """
     from kansoku.app.fabric._learning import ServiceLearning
-    from kansoku.fabric.edge.uplink import Line
     from kansoku.fabric.edge.verbs_learner import KprobeLearner
 
-    line = Line(controller, token=token or os.environ.get("KANSOKU_FABRIC_TOKEN"))
-    return ServiceLearning(node, devices, KprobeLearner(node), line)
+    return ServiceLearning(node, devices, KprobeLearner(node), _line(controller, token))
 
 
 def service_start(
@@ -254,11 +293,11 @@ def service_start(
     :func:`follow` does all of it for a run.
     """
     from kansoku.catalog import load_cluster
-    from kansoku.fabric.edge.uplink import ControllerAway, Line
+    from kansoku.fabric.edge.uplink import ControllerAway
     from kansoku.fabric.service import tuples_of_run
 
     tuples = tuples_of_run(run, load_cluster(cluster))
-    line = Line(controller, token=os.environ.get("KANSOKU_FABRIC_TOKEN"))
+    line = _line(controller)
     lease = "" if lease_s is None else f"?lease_s={lease_s}"
     try:
         answer = line.request("PUT", f"{_service_path(run)}{lease}", tuples, dict[str, int])
@@ -275,9 +314,9 @@ def _service_path(run: "RunFacts") -> str:
 
 def service_end(controller: str, job: str) -> None:
     """Tell a controller that a job has ended."""
-    from kansoku.fabric.edge.uplink import ControllerAway, Line
+    from kansoku.fabric.edge.uplink import ControllerAway
 
-    line = Line(controller, token=os.environ.get("KANSOKU_FABRIC_TOKEN"))
+    line = _line(controller)
     try:
         line.request("DELETE", f"/fabric/service/{urllib.parse.quote(job, safe='')}", None, dict)
     except ControllerAway as away:

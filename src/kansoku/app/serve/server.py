@@ -22,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kansoku.app.serve.access import Access, is_loopback
 from kansoku.app.serve.api import Api, api_routes
+from kansoku.app.serve.fabric import fabric_counts, fabric_service, has_fabric
 from kansoku.app.serve.session import CookieSession
 from kansoku.app.watch import LiveWatch, WatchSettings
 from kansoku.catalog import Cluster
@@ -54,7 +55,9 @@ class ServeSettings:
     intake: IntakeLimits = field(default_factory=IntakeLimits)
     maintain_s: float = 30.0
     cluster: Cluster | None = None
-    """What the pages know of the machine."""
+    """What the pages know of the machine; with a fabric in it, the server is its controller."""
+    fabric: Path | None = None
+    """Settings of the fabric's controller and names of switches (TOML)."""
     watch: WatchSettings | None = None
     """Live diagnosis of what arrives; None: none."""
 
@@ -64,6 +67,11 @@ class ServeSettings:
             raise ConfigurationError("a certificate needs its key, and a key its certificate")
         if self.client_authority is not None and self.certificate is None:
             raise ConfigurationError("client certificates need a server certificate: --certificate")
+        if self.fabric is not None and not has_fabric(self.cluster):
+            raise ConfigurationError(
+                "settings of a fabric without a cluster file that has one",
+                where=str(self.fabric), remedy="give --cluster FILE with [fabric] and its leaves",
+            )  # fmt: skip
         if not is_loopback(self.host) and access.open:
             raise ConfigurationError(
                 f"{self.host} is reachable from other machines and nobody says who they are",
@@ -130,9 +138,19 @@ class Server:
             "cluster": settings.cluster,
             "clock_ns": clock_ns,
         }
+        self.fabric = (
+            fabric_service(
+                settings.cluster, settings.fabric, store=self.store, access=self.access,
+                clock_ns=clock_ns,
+            )
+            if settings.cluster is not None and has_fabric(settings.cluster)
+            else None
+        )  # fmt: skip
+        incoming_fabric = self.fabric.routes if self.fabric is not None else []
         # Pages come last: they answer every address that is nobody else's.
         pages = [*routes, *web_routes(self.store, self.access, **more)]
-        self.app = CookieSession(Starlette(routes=[*api_routes(api), *incoming, *pages]))
+        every = [*api_routes(api), *incoming, *incoming_fabric, *pages]
+        self.app = CookieSession(Starlette(routes=every))
         self._otlp_app = Starlette(routes=incoming)
         self.watch = LiveWatch(self.store, settings.watch) if settings.watch else None
         self._grpc: GrpcReceiver | None = None
@@ -165,6 +183,7 @@ class Server:
             "intake": asdict(self.intake.counts),
             "store": self.store.statistics(),
             "diagnosis": dict(self.watch.counts) if self.watch is not None else None,
+            "fabric": fabric_counts(self.fabric) if self.fabric is not None else None,
             "process": {
                 "cpu_s": cpu.user + cpu.system,
                 "memory_bytes": process.memory_info().rss,
@@ -234,6 +253,13 @@ class Server:
         if self.watch is not None:
             self.watch.start()
         self._write_address()
+        if self.fabric is not None:
+            self.fabric.start()
+            count = len(self.fabric.controller.topology.rnics)
+            self.notes.append(
+                f"controller of a fabric of {count} RNICs, for kansoku fabric agent "
+                f"--controller {self.url}"
+            )
 
     def _start_grpc(self) -> None:
         settings = self.settings
@@ -304,6 +330,8 @@ class Server:
         """Finish requests in progress, commit what is queued, close the store."""
         if self.watch is not None:
             self.watch.stop()
+        if self.fabric is not None:
+            self.fabric.stop()
         self.store.end_subscriptions()
         for server in self._servers:
             server.should_exit = True

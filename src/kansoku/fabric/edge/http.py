@@ -3,10 +3,11 @@
 import logging
 import math
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Literal, TypeVar
 
 import msgspec
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -16,13 +17,16 @@ from kansoku.fabric.controller import Controller, Outcome
 from kansoku.fabric.messages import Register, ServiceTuple
 from kansoku.fabric.summary import Report
 
-__all__ = ["FabricService"]
+__all__ = ["FabricService", "Refuse"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _LONGEST_LEASE_S = 86_400
 _MOST = 64 << 20  # bytes of one request: 64 reports of a large fabric
 _TYPE = "application/msgpack"
+_Handler = Callable[[Request], Awaitable[Response]]
+Refuse = Callable[[Request, Literal["send", "read"]], tuple[int, str] | None]
+"""Return status and reason where who asks may not do that, else None."""
 
 
 class FabricService:
@@ -39,7 +43,7 @@ class FabricService:
         status: Callable[[Controller], dict[str, object]],
         matrix: Callable[[Controller, dict[str, str]], dict[str, object]],
         on_outcome: Callable[[Outcome], None] | None = None,
-        token: str | None = None,
+        refuse: Refuse = lambda _request, _does: None,
     ) -> None:
         """Serve ``controller``; ``status`` and ``matrix`` build the JSON answers."""
         self.controller = controller
@@ -47,7 +51,7 @@ class FabricService:
         self._status = status
         self._matrix = matrix
         self._on_outcome = on_outcome
-        self._token = token
+        self._refuse = refuse
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -55,14 +59,14 @@ class FabricService:
         self.refused = 0
         self.analysis_s = 0.0
         self.routes = [
-            Route("/fabric/register", self._register, methods=["POST"]),
-            Route("/fabric/leave", self._leave, methods=["POST"]),
-            Route("/fabric/pinglist", self._pinglist, methods=["GET"]),
-            Route("/fabric/report", self._report, methods=["POST"]),
-            Route("/fabric/status", self._get_status, methods=["GET"]),
-            Route("/fabric/matrix", self._get_matrix, methods=["GET"]),
-            Route("/fabric/rnics", self._rnics, methods=["GET"]),
-            Route("/fabric/service/{job}", self._service, methods=["PUT", "DELETE"]),
+            self._route("/fabric/register", self._register, "POST"),
+            self._route("/fabric/leave", self._leave, "POST"),
+            self._route("/fabric/pinglist", self._pinglist, "GET"),
+            self._route("/fabric/report", self._report, "POST"),
+            self._route("/fabric/status", self._get_status, "GET", does="read"),
+            self._route("/fabric/matrix", self._get_matrix, "GET", does="read"),
+            self._route("/fabric/rnics", self._rnics, "GET"),
+            self._route("/fabric/service/{job}", self._service, "PUT", "DELETE"),
         ]
 
     def start(self) -> None:
@@ -92,115 +96,115 @@ class FabricService:
                 self.failures += 1
                 _log.exception("fabric analyser")
 
-    def _allowed(self, request: Request) -> bool:
-        return self._token is None or (
-            request.headers.get("authorization") == f"Bearer {self._token}"
-        )
+    def _route(
+        self, path: str, handler: _Handler, *methods: str, does: Literal["send", "read"] = "send"
+    ) -> Route:
+        """Return a route that asks first who is there, and turns what is refused into a status."""
 
-    async def _body(self, request: Request, kind: type[_T]) -> _T:
-        if not self._allowed(request):
-            raise _Refused(401, "this controller needs its token")
-        data = b""
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > _MOST:
-                raise _Refused(413, f"more than {_MOST} bytes")
-        try:
-            if request.headers.get("content-type") == "application/json":
-                return msgspec.json.decode(data, type=kind)
-            return msgspec.msgpack.decode(data, type=kind)
-        except msgspec.MsgspecError as error:
-            raise _Refused(400, str(error)) from None
+        async def handle(request: Request) -> Response:
+            try:
+                refusal = self._refuse(request, does)
+                if refusal is not None:
+                    raise _Refused(*refusal)
+                return await handler(request)
+            except (_Refused, InputError) as error:
+                return _refusal(error)
+
+        return Route(path, handle, methods=list(methods))
+
+    async def _held(self, work: Callable[[], _T]) -> _T:
+        """Return what ``work`` returns while nothing else touches the controller.
+
+        In a thread: a window being judged holds the lock, and the pages of a server that has
+        other routes beside these must not wait for it.
+        """
+
+        def hold() -> _T:
+            with self._lock:
+                return work()
+
+        return await run_in_threadpool(hold)
 
     async def _register(self, request: Request) -> Response:
-        try:
-            message = await self._body(request, Register)
-            with self._lock:
-                self.controller.register(message, self._clock())
-        except (_Refused, InputError) as error:
-            return _refusal(error)
+        message = await _body(request, Register)
+        await self._held(lambda: self.controller.register(message, self._clock()))
         return _packed({"registered": len(message.rnics)})
 
     async def _leave(self, request: Request) -> Response:
-        try:
-            names = await self._body(request, list[str])
-        except _Refused as error:
-            return _refusal(error)
-        with self._lock:
-            self.controller.leave(names)
+        names = await _body(request, list[str])
+        await self._held(lambda: self.controller.leave(names))
         return _packed({})
 
     async def _pinglist(self, request: Request) -> Response:
-        if not self._allowed(request):
-            return _refusal(_Refused(401, "this controller needs its token"))
         rnic, qpn = request.query_params.get("rnic", ""), request.query_params.get("qpn", "")
+        known = request.query_params.get("version")
         now = self._clock()
-        with self._lock:
+
+        def pinglist() -> Response:
             if not self.controller.knows(rnic, qpn):
-                return _refusal(_Refused(409, f"{rnic} is not registered with QPN {qpn}"))
-            if request.query_params.get("version") == self.controller.version(now):
+                raise _Refused(409, f"{rnic} is not registered with QPN {qpn}")
+            if known == self.controller.version(now):
                 return Response(status_code=304)
-            pinglist = self.controller.pinglist(rnic, now)
-        return _packed(pinglist)
+            return _packed(self.controller.pinglist(rnic, now))
+
+        return await self._held(pinglist)
 
     async def _report(self, request: Request) -> Response:
-        try:
-            reports = await self._body(request, list[Report])
-        except _Refused as error:
-            return _refusal(error)
+        reports = await _body(request, list[Report])
         now = self._clock()
-        refused = 0
-        with self._lock:
+
+        def take() -> None:
             for report in reports:
                 try:
                     self.controller.report(report, now)
                 except InputError as error:
                     # Taken as delivered: a torn report would come again and again otherwise.
-                    refused += 1
+                    self.refused += 1
                     _log.warning("fabric report of %s: %s", report.rnic, error)
-        self.refused += refused
+
+        await self._held(take)
         return _packed({"taken": len(reports)})
 
     async def _service(self, request: Request) -> Response:
         job = request.path_params["job"]
         if request.method == "DELETE":
-            if not self._allowed(request):
-                return _refusal(_Refused(401, "this controller needs its token"))
-            with self._lock:
-                self.controller.end_service(job)
+            await self._held(lambda: self.controller.end_service(job))
             return _packed({})
-        try:
-            tuples = await self._body(request, list[ServiceTuple])
-            lease_s = _lease(request.query_params.get("lease_s"))
-        except _Refused as error:
-            return _refusal(error)
+        tuples = await _body(request, list[ServiceTuple])
+        lease_s = _lease(request.query_params.get("lease_s"))
         until = None if lease_s is None else self._clock() + int(lease_s * 1e9)
-        with self._lock:
-            known = self.controller.set_service(job, tuples, until_ns=until)
+        known = await self._held(lambda: self.controller.set_service(job, tuples, until_ns=until))
         return _packed({"tuples": known})
 
-    async def _rnics(self, request: Request) -> Response:
+    async def _rnics(self, _: Request) -> Response:
         """Answer address to RNIC name: what a learner of queue pairs needs to name their peers."""
-        if not self._allowed(request):
-            return _refusal(_Refused(401, "this controller needs its token"))
-        with self._lock:
-            members = self.controller.members()
+        members = await self._held(self.controller.members)
         return _packed({str(one["address"]): name for name, one in members.items()})
 
-    async def _get_status(self, request: Request) -> Response:
-        if not self._allowed(request):
-            return _refusal(_Refused(401, "this controller needs its token"))
-        with self._lock:
-            return JSONResponse(self._status(self.controller))
+    async def _get_status(self, _: Request) -> Response:
+        return JSONResponse(await self._held(lambda: self._status(self.controller)))
 
     async def _get_matrix(self, request: Request) -> Response:
-        if not self._allowed(request):
-            return _refusal(_Refused(401, "this controller needs its token"))
-        try:
-            with self._lock:
-                return JSONResponse(self._matrix(self.controller, dict(request.query_params)))
-        except InputError as error:
-            return _refusal(error)
+        params = dict(request.query_params)
+        return JSONResponse(await self._held(lambda: self._matrix(self.controller, params)))
+
+
+async def _body(request: Request, kind: type[_T]) -> _T:
+    media = request.headers.get("content-type", "").partition(";")[0].strip()
+    if media not in {_TYPE, "application/json"}:
+        # A page of another site can make a browser send plain text here, but neither of these.
+        raise _Refused(415, f"expected {_TYPE} or application/json")
+    data = b""
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > _MOST:
+            raise _Refused(413, f"more than {_MOST} bytes")
+    try:
+        if media == "application/json":
+            return msgspec.json.decode(data, type=kind)
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise _Refused(400, str(error)) from None
 
 
 class _Refused(Exception):  # noqa: N818 - it becomes an HTTP status

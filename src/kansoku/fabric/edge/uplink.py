@@ -8,6 +8,7 @@ import http.client
 import logging
 import random
 import socket
+import ssl
 import threading
 import urllib.parse
 from collections import deque
@@ -49,9 +50,17 @@ class _UnixConnection(http.client.HTTPConnection):
 class Line:
     """Requests to one controller: ``http://HOST:PORT``, ``https://…`` or ``unix:/PATH``."""
 
-    def __init__(self, url: str, *, token: str | None = None, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = 5.0,
+    ) -> None:
         """Check the address; connect with the first request."""
         self.url = url
+        self._tls = tls
         self._headers = {"Content-Type": "application/msgpack"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -70,7 +79,9 @@ class Line:
             if parts.scheme == "unix":
                 self._connection = _UnixConnection(parts.path, self._timeout)
             elif parts.scheme == "https":
-                self._connection = http.client.HTTPSConnection(parts.netloc, timeout=self._timeout)
+                self._connection = http.client.HTTPSConnection(
+                    parts.netloc, timeout=self._timeout, context=self._tls
+                )
             else:
                 self._connection = http.client.HTTPConnection(parts.netloc, timeout=self._timeout)
         return self._connection
