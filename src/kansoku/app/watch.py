@@ -104,7 +104,7 @@ def collect_run(run: str, ring_folder: Path, *, keep: Path | None = None) -> lis
     Raises InputError where the run is not here.
     """
     path = ring_folder / run
-    seen, _, nodes = observe_run(path)
+    seen, _, nodes, _ = observe_run(path, planned=True)
     processes = read_run(path).processes[:_STACKS_AT_ONCE]
     with tempfile.TemporaryDirectory() as passing:
         folder = keep or Path(passing)

@@ -24,7 +24,14 @@ from kansoku.diagnose.recognise import by_code
 from kansoku.model import Domain
 from kansoku.stats.change import change_point
 
-__all__ = ["MEASURE_COLUMNS", "MeasurePolicy", "against_plan", "dated", "read_measures"]
+__all__ = [
+    "MEASURE_COLUMNS",
+    "MeasurePolicy",
+    "against_plan",
+    "dated",
+    "read_measures",
+    "slower_than_planned",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -62,6 +69,8 @@ class MeasurePolicy:
     change_score: float = 6.0
     slower_than_planned: float = 1.3
     """Observed over planned step time; plans of known machines are within 15 %."""
+    slower_than_possible: float = 2.0
+    """The same where the plan was made from what the run shows: the best that it could do."""
     most_series: int = 20_000
 
 
@@ -514,15 +523,18 @@ def against_plan(
     median = frame.filter(pl.col("metric") == "step time s")["value"].median()
     if not isinstance(median, float) or median < policy.slower_than_planned * planned_s:
         return []
-    return [
-        Observation(
-            rule="metric:step time", text=f"steps take {median:.3g} s, the plan expects "
-            f"{planned_s:.3g} s", source="kansoku plan", kind="metric", domain=Domain.FRAMEWORK,
-            component="step time", role="symptom", strength=0.25,
-            meaning="slow from the begin: the layout, or the machine as a whole",
-            action="lay the run beside the plan: kansoku plan explain --run",
-        )
-    ]  # fmt: skip
+    return [slower_than_planned(median, planned_s, "kansoku plan")]
+
+
+def slower_than_planned(median_s: float, planned_s: float, source: str) -> Observation:
+    """Return that steps take longer than a plan expects, since an unknown time."""
+    return Observation(
+        rule="metric:step time", text=f"steps take {median_s:.3g} s, the plan expects "
+        f"{planned_s:.3g} s", source=source, kind="metric", domain=Domain.FRAMEWORK,
+        component="step time", role="symptom", strength=0.25,
+        meaning="slow from the begin: the layout, or the machine as a whole",
+        action="lay the run beside the plan: kansoku plan explain --run",
+    )  # fmt: skip
 
 
 def dated(seen: Sequence[Observation], clock: Sequence[tuple[int, int]]) -> list[Observation]:

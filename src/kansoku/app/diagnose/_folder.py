@@ -100,11 +100,13 @@ def diagnose_folder(
     checkpoint = None
     for run in bundle.runs:
         try:
-            seen, loaded, nodes = observe_run(run)
+            planned = bundle.planned_step_s is not None
+            seen, loaded, nodes, unplanned = observe_run(run, planned=planned)
         except InputError as error:
             missing.append(str(error))
             continue
         found += seen
+        missing += unplanned
         checkpoint = checkpoints_of_run(loaded) or checkpoint
         node_of_rank.update(nodes)
         job_nodes |= set(nodes.values())

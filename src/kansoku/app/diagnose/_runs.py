@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kansoku.app.diagnose._expected import beyond_expected
 from kansoku.app.diagnose._slowed import slowed
 from kansoku.app.report import LoadedRun, load_run, report
 from kansoku.app.report._states import RankState
@@ -86,18 +87,25 @@ def observe_dumps(dumps: Sequence[Path]) -> tuple[list[Observation], HangReport 
     return found, answer, list(answer.unreadable)
 
 
-def observe_run(path: Path) -> tuple[list[Observation], LoadedRun, dict[int, str]]:
-    """Return what a run says, the run, and the node of each rank; raise InputError."""
+def observe_run(
+    path: Path, *, planned: bool = False
+) -> tuple[list[Observation], LoadedRun, dict[int, str], list[str]]:
+    """Return what a run says, the run, each rank's node, and what is missing; raise InputError.
+
+    ``planned``: a plan of the steps is at hand, so none is made.
+    """
     run = load_run(path)
     answer = report(run)
     nodes = {r.rank: r.node for r in run.facts.ranks if r.rank is not None}
     found = [_of_straggler(s, run, nodes) for s in answer.stragglers.stragglers]
     found += slowed(answer)
+    beyond, missing = ([], []) if planned else beyond_expected(answer)
+    found += beyond
     if answer.box.stopped:
         found += _of_end(answer.box.ranks, nodes)
         for blocked in answer.box.blocked[:4]:
             found += _of_blocked(blocked, {r.rank: r for r in answer.box.ranks}, nodes)
-    return found, run, nodes
+    return found, run, nodes, missing
 
 
 def _of_straggler(s: Straggler, run: LoadedRun, nodes: Mapping[int, str]) -> Observation:
