@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -60,6 +61,8 @@ class PretrainResult:
     """Of the straggler search: found, none or unknown."""
     folder: Path
     exit_code: int
+    slurm_job: str | None = None
+    """The job that ran it, where Slurm did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +112,7 @@ class BenchRun:
                     "mfu_reason": r.mfu_reason,
                     "stragglers": r.verdict,
                     "exit_code": r.exit_code,
+                    "slurm_job": r.slurm_job,
                     "run": str(r.folder),
                     "mllog": str(r.folder.parent / f"{r.folder.name}.log"),
                 }
@@ -182,45 +186,71 @@ def _environment() -> dict[str, str]:
     return facts
 
 
+def _training(case: PretrainCase, mllog: Path) -> list[str]:
+    batch = ["--global-batch", str(case.global_batch)]
+    return [str(_SCRIPT), *batch, "--mllog", str(mllog), *case.arguments]
+
+
 def _command(case: PretrainCase, mllog: Path) -> list[str]:
     return [
         sys.executable, "-m", "torch.distributed.run", "--standalone",
-        f"--nproc-per-node={case.ranks_per_node}", str(_SCRIPT),
-        "--global-batch", str(case.global_batch), "--mllog", str(mllog), *case.arguments,
+        f"--nproc-per-node={case.ranks_per_node}", *_training(case, mllog),
     ]  # fmt: skip
 
 
 def sbatch_script(case: PretrainCase, out: Path, options: Sequence[str] = ()) -> str:
-    """Return the batch script of a case over several nodes: one torchrun a node, observed."""
-    lines = "\n".join(f"#SBATCH {option}" for option in options)
-    words = " ".join(case.arguments)
-    folder = out / case.name
+    """Return the batch script of a case: one torchrun a node, observed.
+
+    ``options`` come after the defaults, one ``#SBATCH`` line each, and sbatch takes the last word.
+    """
+    folder = (out / case.name).absolute()
+    torchrun = [
+        sys.executable, "-m", "torch.distributed.run", f"--nnodes={case.nodes}",
+        f"--nproc-per-node={case.ranks_per_node}", *_training(case, Path(f"{folder}.log")),
+    ]  # fmt: skip
+    observed = [sys.executable, "-m", "kansoku", "run", "--out", str(folder), "--", *torchrun]
+    lines = "\n".join(
+        f"#SBATCH {option}"
+        for option in (
+            "--job-name=kansoku-bench",
+            f"--nodes={case.nodes}",
+            "--ntasks-per-node=1",
+            f"--cpus-per-task={case.ranks_per_node}",
+            *options,
+        )
+    )
+    # Slurm's own address of the first node, since a node's name need not resolve; a port of the
+    # job's own, below those the kernel hands out, since jobs may share a node. Ranks follow the
+    # order of the nodes. srun hears of --cpus-per-task only by its own variable (since 22.05), and
+    # one torchrun that fails must not leave the others waiting for it. torchrun reads PET_…
     return f"""#!/bin/bash
-#SBATCH --job-name=kansoku-bench
-#SBATCH --nodes={case.nodes}
-#SBATCH --ntasks-per-node=1
 {lines}
-export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun {sys.executable} -m kansoku run --out {folder} -- {sys.executable} -m torch.distributed.run \\
-  --nnodes={case.nodes} --nproc-per-node={case.ranks_per_node} --rdzv-backend=c10d \\
-  --rdzv-endpoint="$MASTER_ADDR:29500" --rdzv-id="$SLURM_JOB_ID" {_SCRIPT} \\
-  --global-batch {case.global_batch} --mllog {folder}.log {words}
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+address=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
+export PET_MASTER_ADDR=${{address:-$first}} PET_MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+srun --kill-on-bad-exit=1 bash -c 'PET_NODE_RANK=$SLURM_NODEID exec "$0" "$@"' \\
+  {shlex.join(observed)}
 """
 
 
-def _submit(case: PretrainCase, out: Path, options: Sequence[str]) -> int:
+def _submit(case: PretrainCase, out: Path, options: Sequence[str]) -> tuple[int, str | None]:
+    """Submit a case and wait for its end; return exit code and job."""
     script = out / f"{case.name}.sh"
     script.write_text(sbatch_script(case, out, options), encoding="utf-8")
     try:
         answer = subprocess.run(
-            ["sbatch", "--wait", "-o", str(out / f"{case.name}.out"), str(script)],
+            ["sbatch", "--wait", "--parsable", "-o", str(out / f"{case.name}.out"), str(script)],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
     except FileNotFoundError:
         raise PlatformError("no sbatch here", remedy="run where Slurm's commands are") from None
-    if answer.returncode != 0 and not answer.stdout:
-        raise PlatformError(f"sbatch: {answer.stderr.strip()}")
-    return answer.returncode
+    job = answer.stdout.strip().partition(";")[0]
+    if not job:
+        raise PlatformError(
+            f"sbatch: {answer.stderr.strip()}", remedy="the options given with --sbatch"
+        )
+    return answer.returncode, job
 
 
 def _one(
@@ -229,8 +259,12 @@ def _one(
     folder, mllog = out / case.name, out / f"{case.name}.log"
     if folder.exists() or mllog.exists():
         raise InputError(f"{folder} exists already", remedy="another --out, or remove it")
+    job, said = None, "its own output says why"
     if sbatch is not None:
-        code = _submit(case, out, sbatch)
+        if say is not None:
+            say(f"{case.name}: submitted to Slurm, waiting for its end\n")
+        code, job = _submit(case, out, sbatch)
+        said = f"the job's output: {out / case.name}.out"
     elif case.nodes > 1:
         raise InputError(
             f"{case.nodes} nodes need a scheduler", remedy="--sbatch with Slurm's options"
@@ -242,9 +276,7 @@ def _one(
             _command(case, mllog), out=folder, base_environment=environment, say=say
         ).exit_code
     if not mllog.exists():
-        raise PlatformError(
-            f"the training wrote no log (exit code {code})", remedy="its own output says why"
-        )
+        raise PlatformError(f"the training wrote no log (exit code {code})", remedy=said)
     seen = report(folder)
     median_ns = seen.throughput.median_step_ns
     return PretrainResult(
@@ -256,6 +288,7 @@ def _one(
         verdict=seen.stragglers.verdict.value,
         folder=folder,
         exit_code=code,
+        slurm_job=job,
     )
 
 
