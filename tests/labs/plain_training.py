@@ -1,7 +1,8 @@
 """A small DDP training over Gloo that knows nothing of kansoku; runs until told to stop.
 
 ``RANK=… WORLD_SIZE=… python plain_training.py FOLDER``: ranks meet by a file in FOLDER; training
-ends when ``FOLDER/stop`` exists. Prints the number of steps.
+ends when ``FOLDER/stop`` exists. Prints the number of steps and leaves its losses, bit by bit, in
+``FOLDER/losses-RANK``.
 """
 
 import os
@@ -27,6 +28,7 @@ def main() -> None:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     steps = 0
+    losses = []
     stop = torch.zeros(1)
     while not stop.item():
         optimizer.zero_grad()
@@ -34,12 +36,14 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         steps += 1
+        losses.append(loss.item().hex())
         # All stop at the same step.
         stop.fill_(float((folder / "stop").exists()))
         dist.all_reduce(stop, op=dist.ReduceOp.MAX)
         if steps == 1:
             (folder / f"started-{rank}").touch()
     print(steps)
+    (folder / f"losses-{rank}").write_text("\n".join(losses))
     dist.destroy_process_group()
 
 

@@ -1,7 +1,10 @@
-"""One browser for every test that looks at a page: Playwright allows one at a time."""
+"""What is started once for all: a browser (Playwright allows one at a time), and one Slurm."""
 
 import pytest
 from tests.labs.browser import browser
+from tests.labs.slurm import slurm
+
+__all__ = ["slurm"]
 
 
 @pytest.fixture(scope="session")

@@ -85,7 +85,7 @@ def slurm_processes(job: str) -> list[int]:
         raise InputError(
             f"Slurm job {job} has no process on this node",
             where="--slurm-job",
-            remedy="run kansoku attach on a node of the job (squeue -j ID -o %N names them)",
+            remedy="run the same command on a node of the job (squeue -j ID -o %N names them)",
         )
     return sorted(set(found))
 

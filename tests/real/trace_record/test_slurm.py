@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.labs.slurm import slurm  # noqa: F401 - a fixture
 
 from kansoku.trace.edge.kineto_daemon import KinetoEndpoint
 
@@ -24,7 +23,7 @@ def sockets():
 
 
 @pytest.fixture
-def job(slurm, tmp_path, sockets):  # noqa: F811 - the fixture
+def job(slurm, tmp_path, sockets):
     """Start two ranks by srun; give the job's number once both train."""
     number = slurm.sbatch(
         "export KINETO_USE_DAEMON=1 WORLD_SIZE=2 GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1\n"
@@ -52,7 +51,7 @@ def job(slurm, tmp_path, sockets):  # noqa: F811 - the fixture
         slurm.run("scancel", str(number), check=False)
 
 
-def test_the_ranks_of_a_job_are_recorded_by_its_number(slurm, job, tmp_path):  # noqa: F811
+def test_the_ranks_of_a_job_are_recorded_by_its_number(slurm, job, tmp_path):
     command = [sys.executable, "-m", "kansoku", "trace", "record", "--slurm-job", str(job)]
     done = subprocess.run(
         [*command, "--duration-ms", "300", "--out", str(tmp_path / "out"), "--json"],
