@@ -1,14 +1,18 @@
 """Phase times of our runs and of Kineto traces as operations for the what-if analysis."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 
 from kansoku.app._trace_breakdown import breakdown
-from kansoku.app.report import load_run
+from kansoku.app.report import LoadedRun, load_run
 from kansoku.trace.whatif.analyse import WhatIf, what_if
 from kansoku.trace.whatif.phases import MEETING, phase_operations
+from kansoku.trace.whatif.program import pipeline_program
+from kansoku.trace.whatif.record import operations_of
+from kansoku.trace.whatif.run_spans import RunOperations, span_operations
 
 __all__ = ["kineto_operations", "run_operations"]
 
@@ -31,9 +35,70 @@ def _stages(roles: Mapping[int, tuple[int, ...]], ranks: Sequence[int]) -> list[
     return found if whole and len({len(stage) for stage in found}) == 1 else None
 
 
-def run_operations(path: Path, *, stages: int | None) -> WhatIf | str:
-    """Analyse a run directory; return the reason where it cannot be."""
+def run_operations(
+    path: Path,
+    *,
+    stages: int | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> WhatIf | str:
+    """Analyse a run directory; return the reason where it cannot be.
+
+    A pipeline-parallel run is replayed operation by operation, any other, and one whose operations
+    its spans do not tell, by the phases of its steps; ``missing`` then says why.
+    """
     run = load_run(path)
+    found = _pipeline_operations(run, stages=stages)
+    if isinstance(found, RunOperations):
+        operations = operations_of(found.table, source=str(path))
+        program = pipeline_program(operations, data_parallel=operations.dp_size > 1)
+        kept = run.steps.filter(pl.col("step").is_in(list(operations.steps)))
+        return what_if(
+            operations,
+            program,
+            missing=(*run.missing, *found.missing),
+            measured_s=float(kept["duration_ns"].mean()) / 1e9,  # type: ignore[arg-type]
+            progress=progress,
+        )
+    phases = "" if found is None else f"phases of steps were replayed, not operations: {found}"
+    return _run_phases(run, path, stages=stages, remark=phases)
+
+
+def _pipeline_operations(run: LoadedRun, *, stages: int | None) -> RunOperations | str | None:
+    """Return the operations, why there are none, or None for a run without a pipeline."""
+    pipelines = run.layout.pipelines
+    if not pipelines and (stages is None or stages < 2):
+        return None
+    if stages is not None and (not pipelines or stages != len(pipelines[0])):
+        return "--stages cuts the ranks in blocks, and says not who sends to whom"
+    if run.layout.tp > 1 or run.layout.other:
+        return "ranks share a model by tensor, context or expert parallelism as well"
+    ranks = sorted(rank for pipeline in pipelines for rank in pipeline)
+    known = sorted(run.steps["rank"].drop_nulls().unique().to_list())
+    if len({len(pipeline) for pipeline in pipelines}) != 1 or ranks != known:
+        return "the pipeline groups seen do not hold every rank once"
+    steps = run.steps.filter(pl.col("duration_ns").is_not_null())["step"].drop_nulls().unique()
+    first = int(steps.min() or 0)  # type: ignore[arg-type]
+    if len(steps) >= _WARM_UP_STEPS + _FEWEST_STEPS:
+        steps = steps.filter(steps >= first + _WARM_UP_STEPS)
+    spans = run.spans.filter(pl.col("step").is_in(steps.implode()))
+    found = span_operations(
+        spans.with_columns(start_ns=run.clocks.corrected("start_ns")),
+        pipelines=pipelines,
+        groups={
+            (facts.rank, group.name): group.ranks
+            for facts in run.facts.ranks
+            if facts.rank is not None
+            for group in facts.groups
+        },
+    )
+    if isinstance(found, RunOperations) and run.clocks.unmatched:
+        alone = ", ".join(map(str, run.clocks.unmatched[:16]))
+        remark = f"ranks {alone} share no collective with the others: their clocks are as read"
+        return replace(found, missing=(*found.missing, remark))
+    return found
+
+
+def _run_phases(run: LoadedRun, path: Path, *, stages: int | None, remark: str) -> WhatIf | str:
     rows = run.steps.filter(pl.col("duration_ns").is_not_null() & pl.col("rank").is_not_null())
     if rows.is_empty():
         return "the run has no complete step"
@@ -61,7 +126,7 @@ def run_operations(path: Path, *, stages: int | None) -> WhatIf | str:
         operations,
         program,
         communication=frozenset({MEETING}),
-        missing=tuple(run.missing),
+        missing=(*run.missing, *((remark,) if remark else ())),
         measured_s=float(rows["duration_ns"].mean()) / 1e9,  # type: ignore[arg-type]
     )
 

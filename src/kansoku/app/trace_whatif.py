@@ -243,7 +243,7 @@ def whatif(
         if trace is not None:
             return _operation_trace(trace, progress)
         if (given[0] / "run.json").is_file():
-            found = run_operations(given[0], stages=stages)
+            found = run_operations(given[0], stages=stages, progress=progress)
             return _phases("run", found)
     return _phases("kineto", kineto_operations(given, stages=stages, progress=progress))
 

@@ -40,6 +40,8 @@ class Layout:
     """Further axes seen, such as ``cp`` or ``ep``."""
     stage: Mapping[int, int] = field(default_factory=dict)
     """Rank to pipeline stage; 0 where there is no pipeline."""
+    pipelines: tuple[tuple[int, ...], ...] = ()
+    """The ranks of each pipeline group, in stage order; empty where there is no pipeline."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -99,6 +101,7 @@ def read_layout(facts: RunFacts, spans: pl.DataFrame) -> Layout:
     sizes: dict[str, int] = {}
     stage = dict.fromkeys(ranks, 0)
     notes: list[str] = []
+    pipelines: set[tuple[int, ...]] = set()
     groups = {(g.name, g.ranks): g for rank in facts.ranks for g in rank.groups}
     for group in groups.values():
         axis = _axis(group)
@@ -109,6 +112,7 @@ def read_layout(facts: RunFacts, spans: pl.DataFrame) -> Layout:
             continue
         sizes[axis] = max(sizes.get(axis, 1), len(group.ranks))
         if axis == "pp":
+            pipelines.add(group.ranks)
             for position, rank in enumerate(group.ranks):
                 stage[rank] = position
     for axis in ("tp", "pp", "cp", "ep"):
@@ -131,6 +135,7 @@ def read_layout(facts: RunFacts, spans: pl.DataFrame) -> Layout:
         pp=sizes["pp"],
         other=other,
         stage=stage,
+        pipelines=tuple(sorted(pipelines)),
         notes=tuple(notes),
     )
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
-from tests.labs.generated_run import Schedule, generate
+from tests.labs.generated_run import Schedule, generate, with_clocks
 from tests.labs.kineto_files import Job, document, row, write
 from tests.labs.operation_traces import pipeline_rows
+from tests.labs.pipeline_run import pipeline_run
 from tests.labs.web_run import save_run
 from typer.testing import CliRunner
 
@@ -135,3 +136,74 @@ def test_stages_by_process_groups(tmp_path):
     run = save_run(tmp_path / "run", replace(facts, ranks=ranks), spans=spans)
     culprit = whatif([run]).to_json()["culprit"]
     assert (culprit["kind"], culprit["pp"]) == ("stage", 1)
+
+
+def one_slow_worker(dp, pp, _step, _batch):
+    return 1.5 if (dp, pp) == (1, 0) else 1.0
+
+
+def test_operations_of_a_pipeline_run_by_hand(tmp_path):
+    # One micro-batch, two stages, four pipelines: forward 1 s, backward 2 s, optimizer 0.5 s, in a
+    # row. Worker (1, 0) takes half as long again: 1.5 + 1 + 2 + 3 + 0.5.
+    rows = pipeline_rows(micro_batches=1, steps=4, forward=one_slow_worker)
+    facts, spans = pipeline_run(rows)
+    answer = whatif([save_run(tmp_path / "run", facts, spans=spans)]).to_json()
+    assert answer["source"] == "run"
+    assert len(answer["steps"]) == 3  # the first is left out
+    assert answer["actual_s"] == pytest.approx(8.0)
+    # Means over eight workers: forward 1.0625, backward 2.125; twice, and the optimizer.
+    assert answer["ideal_s"] == pytest.approx(6.875)
+    # With it ideal its pipeline takes 3.1875 + 3 + 0.5, longer than the 6.5 of the others.
+    slow = next(one for one in answer["workers"] if (one["dp"], one["pp"]) == (1, 0))
+    assert slow["rank"] == 2
+    assert slow["share"] == pytest.approx((8 - 6.6875) / (8 - 6.875))
+    assert (answer["culprit"]["kind"], answer["culprit"]["dp"], answer["culprit"]["pp"]) == (
+        "worker", 1, 0,
+    )  # fmt: skip
+    kinds = {one["type"] for one in answer["operations"]}
+    assert {"forward-compute", "backward-compute", "forward-pp-comm", "backward-pp-comm"} <= kinds
+    assert any("host delay" in line for line in answer["incomplete"])
+
+
+@pytest.mark.parametrize("clocks", [{}, {0: 4e6, 1: -7e6, 3: 2e7, 6: 1e6}])
+def test_a_pipeline_run_answers_as_its_operations_do(tmp_path, clocks):
+    rows = pipeline_rows(
+        stages=2,
+        micro_batches=4,
+        steps=5,
+        forward=lambda dp, pp, step, batch: 1 + 0.3 * (pp == 1) + 0.01 * ((dp + step + batch) % 3),
+        transfer=lambda _dp, _step: 0.25,
+    )
+    rows.filter(pl.col("step") > 0).write_parquet(tmp_path / "trace-X.parquet")
+    wanted = whatif([tmp_path / "trace-X.parquet"]).to_json()
+    facts, spans = pipeline_run(rows)
+    spans = with_clocks(spans, clocks, {}).cast(dict(spans.schema))
+    answer = whatif([save_run(tmp_path / "run", facts, spans=spans)]).to_json()
+    for name in ("slowdown", "ideal_s", "actual_s"):
+        assert answer[name] == pytest.approx(wanted[name], rel=1e-6)
+    for part, keys in (("workers", ("dp", "pp")), ("stages", ("pp",)), ("operations", ("type",))):
+        shares = {tuple(one[key] for key in keys): one["share"] for one in wanted[part]}
+        # Clipping takes no time here, and what takes none leaves no operation.
+        shares.pop(("optimizer-clip-main-grad",), None)
+        assert {tuple(one[key] for key in keys) for one in answer[part]} == set(shares)
+        for one in answer[part]:
+            assert one["share"] == pytest.approx(shares[tuple(one[k] for k in keys)], abs=1e-5)
+    assert (answer["culprit"]["kind"], answer["culprit"]["pp"]) == ("stage", 1)
+
+
+def test_a_pipeline_run_without_its_transfers_is_replayed_by_phases(tmp_path):
+    facts, spans = pipeline_run(pipeline_rows(micro_batches=2, steps=4, forward=one_slow_worker))
+    lost = spans.filter(pl.col("name") != "send")
+    answer = whatif([save_run(tmp_path / "run", facts, spans=lost)]).to_json()
+    assert answer["slowdown"] > 1
+    assert any("transfers that were not recorded" in line for line in answer["incomplete"])
+
+
+def test_a_step_of_a_pipeline_run_with_a_lost_receive_is_left_out(tmp_path):
+    facts, spans = pipeline_run(pipeline_rows(micro_batches=2, steps=5, forward=one_slow_worker))
+    lost = (pl.col("name") == "recv") & (pl.col("step") == 3) & (pl.col("rank") == 1)
+    first = spans.filter(lost)["id"][0]
+    kept = spans.filter(~(lost & (pl.col("id") == first)))
+    answer = whatif([save_run(tmp_path / "run", facts, spans=kept)]).to_json()
+    assert [one["step"] for one in answer["steps"]] == [1, 2, 4]
+    assert any(line.startswith("1 of 4 steps lack operations") for line in answer["incomplete"])

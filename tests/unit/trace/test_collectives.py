@@ -90,6 +90,7 @@ def test_point_to_point_groups_without_a_name_are_a_pipeline():
     layout = read_layout(pipe, table)
     assert layout.to_json() == {"dp": 1, "tp": 1, "pp": 4}
     assert layout.roles() == {0: (0,), 1: (1,), 2: (2,), 3: (3,)}
+    assert layout.pipelines == ((0, 1, 2, 3),)
 
 
 @pytest.mark.parametrize(

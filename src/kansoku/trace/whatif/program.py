@@ -19,6 +19,8 @@ GATHER, SCATTER = "params-all-gather", "grads-reduce-scatter"
 SEPARATE = "separate-grads-all-reduce"
 LAYER_NORM, EMBEDDING = "layernorm-grads-all-reduce", "embedding-grads-all-reduce"
 CLIP, OPTIMIZER, COLLECTION = "optimizer-clip-main-grad", "optimizer", "gc"
+# Of runs of ours only.
+DATA_WAIT, CHECKPOINT = "data-wait", "checkpoint"
 # Per direction: the chunk that the peer works on relative to ours.
 _PEER = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backward-recv": 1}
 _OPPOSITE = {
@@ -71,6 +73,8 @@ class _Builder:
             kind = self.nodes[i].kind
             kinds = self.by_stage.setdefault(self.nodes[i].stage, defaultdict(list))
             kinds[kind].append(i)
+            if kind in (FORWARD, BACKWARD, DATA_WAIT):
+                kinds["stream"].append(i)
             if kind in (FORWARD, BACKWARD):
                 kinds["compute"].append(i)
             elif kind in (GATHER, SCATTER):
@@ -206,7 +210,7 @@ def _streams(build: _Builder, stage: int) -> None:
     """Compute runs in order, and so does each kind of transfer."""
     kinds, nodes = build.by_stage[stage], build.nodes
     compute = kinds["compute"]
-    build.chain(compute)
+    build.chain(kinds["stream"])
     for kind in _PEER:
         build.chain(kinds.get(kind, []))
     first = next((i for i, node in enumerate(compute) if nodes[node].kind == BACKWARD), 0)
@@ -263,7 +267,7 @@ def _after_compute(
         tail.append(index.get((SEPARATE, 0, stage)))
     elif data_parallel:
         tail += scatters
-    tail += [index.get((CLIP, 0, stage)), index.get((OPTIMIZER, 0, stage))]
+    tail += [index.get((kind, 0, stage)) for kind in (CLIP, OPTIMIZER, CHECKPOINT)]
     build.chain([node for node in tail if node is not None], *first)
 
 
