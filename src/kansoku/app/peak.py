@@ -11,7 +11,7 @@ from kansoku.catalog.accelerators import accelerator
 from kansoku.errors import InputError
 from kansoku.model import RunFacts
 
-__all__ = ["measure_cpu_peak", "run_peak"]
+__all__ = ["gpu_name", "gpu_peak", "measure_cpu_peak", "run_peak"]
 
 _SIZE = 768
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float8": "fp8", "bf16": "bf16"}
@@ -42,6 +42,26 @@ def measure_cpu_peak(
         "source": f"measured: float32 matrix product of {_SIZE}, all CPUs of {os.uname().nodename}",
         "precision": "float32",
     }
+
+
+def gpu_name(kind: str | None) -> str | None:
+    """Return the catalogue's name of what Slurm or a cluster file calls a GPU; None if unknown.
+
+    >>> gpu_name("h100")
+    'h100-sxm'
+    """
+    for name in (kind, f"{kind}-sxm") if kind else ():
+        try:
+            return accelerator(str(name)).name
+        except InputError:
+            continue
+    return None
+
+
+def gpu_peak(kind: str | None) -> float | None:
+    """Return the dense bf16 peak of one GPU in FLOP/s; None where the kind is unknown."""
+    name = gpu_name(kind)
+    return None if name is None else accelerator(name).peak("bf16")
 
 
 def run_peak(facts: RunFacts, measured: Mapping[str, Any]) -> tuple[float | None, str]:

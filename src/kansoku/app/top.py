@@ -14,15 +14,17 @@ from typing import Any, Protocol
 import polars as pl
 
 from kansoku.app._late_rank import late_rank
+from kansoku.app._top_jobs import JobLine, about_job, job_lines
 from kansoku.app.peak import run_peak
 from kansoku.errors import InputError
 from kansoku.formats.run_directory import RunData, read_run
 from kansoku.model import PHASES, Phase, RunFacts
-from kansoku.store import Store
+from kansoku.store import LocalStore, Store
 from kansoku.trace.steps import step_rows
 
 __all__ = [
     "DeviceLine",
+    "JobLine",
     "RankLine",
     "RunSource",
     "StoreSource",
@@ -34,6 +36,8 @@ __all__ = [
 
 _RECENT_STEPS = 60
 _WINDOW_NS = 60 * 1_000_000_000
+_JOBS_NS = 10 * 1_000_000_000
+_MOST_INCIDENTS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +80,10 @@ class TopSnapshot:
 
     title: str
     time_ns: int
+    jobs: tuple[JobLine, ...] = ()
+    """Where several are watched; then ``ranks`` are those of none."""
+    job: JobLine | None = None
+    """The one that is shown."""
     ranks: tuple[RankLine, ...] = ()
     devices: tuple[DeviceLine, ...] = ()
     incidents: tuple[str, ...] = ()
@@ -92,6 +100,9 @@ class TopSource(Protocol):
 
     def snapshot(self) -> TopSnapshot:
         """Return what is to be shown now."""
+
+    def job(self, key: str) -> TopSnapshot:
+        """Return one of the jobs that a snapshot lists."""
 
     def close(self) -> None:
         """Let go."""
@@ -140,6 +151,11 @@ def _mfu(steps: pl.DataFrame, lines: tuple[RankLine, ...], peak: float | None) -
         return None
     slowest_ms = max(line.step_ms for line in lines)
     return float(newest["flops"].sum()) / (slowest_ms / 1e3) / peak if slowest_ms else None
+
+
+def _incident_text(row: Mapping[str, Any]) -> str:
+    parts = (row["state"], row["kind"], row["domain"] or "unknown cause", row["subject"] or "")
+    return " · ".join(part for part in parts if part)
 
 
 def _middle_ms(lines: tuple[RankLine, ...]) -> float | None:
@@ -205,17 +221,26 @@ class RunSource:
             note=None if lines else "no finished step yet",
         )
 
+    def job(self, key: str) -> TopSnapshot:
+        """Raise InputError: a folder holds one run."""
+        raise InputError(f"a run folder has no job {key} to look into", where=str(self.path))
+
     def close(self) -> None:
         """Nothing is held."""
 
 
 @dataclass(kw_only=True)
 class StoreSource:
-    """A store or a running server: steps, GPUs, NICs and incidents of the last minute."""
+    """A store or a running server: jobs, steps, GPUs, NICs and incidents of the last minute."""
 
     store: Store
     title: str
     now_ns: Callable[[], int] = time.time_ns
+    _learnt_ns: int | None = None
+    _jobs: pl.DataFrame = field(default_factory=pl.DataFrame)
+    _job_of: dict[str, str] = field(default_factory=dict)
+    _strays: set[str] = field(default_factory=set)
+    """Runs of no job."""
 
     def _value(self, metric: str) -> dict[tuple[str, str], float]:
         """Return the latest value by (node, device); the general task where a metric has tasks."""
@@ -265,36 +290,87 @@ class StoreSource:
             for (node, name), value in sorted(sums.items())
         ]
 
-    def snapshot(self) -> TopSnapshot:
-        """Return what arrived within the last minute."""
-        now = self.now_ns()
-        steps = self.store.table("steps", now - _WINDOW_NS, now)
-        lines = rank_lines(steps, {})
-        incidents = self.store.table("incidents", limit=20)
-        newest = (
-            incidents.sort("time_ns").group_by("id", maintain_order=True).last()
-            if not incidents.is_empty()
-            else incidents
-        )
-        texts = [
-            " · ".join(
-                (row["state"], row["kind"], row["domain"] or "unknown", row["subject"] or "")
-            )
-            for row in newest.iter_rows(named=True)
-            if row["state"] != "closed"
-        ]
-        devices = (*self._gpus(), *self._nics(now))
-        empty = not lines and not devices
+    def _learn(self, now: int) -> None:
+        """Read jobs and whose run is whose: they change seldom, and cost more than samples."""
+        if self._learnt_ns is not None and now - self._learnt_ns < _JOBS_NS:
+            return
+        if isinstance(self.store, LocalStore):
+            from kansoku.app.web_reading import Reading  # loads the server: seldom needed here
+
+            known = Reading(store=self.store).jobs()
+            self._jobs = known.filter(pl.col("state") == "RUNNING")
+        else:
+            self._jobs = self.store.query("jobs", state="RUNNING")
+        owners = self.store.query("run_jobs", since_ns=now - _WINDOW_NS)
+        self._job_of |= dict(owners.select("run", "job").iter_rows())
+        self._learnt_ns = now
+
+    def _lines(self, now: int, incidents: list[dict[str, Any]]) -> tuple[JobLine, ...]:
+        self._learn(now)
+        ranks = self.store.query("rank_phases", since_ns=now - _WINDOW_NS)
+        if set(ranks["run"].to_list()) - set(self._job_of) - self._strays:
+            self._learnt_ns = None  # a run nobody spoke of yet: whose is it?
+            self._learn(now)
+            self._strays = set(ranks["run"].to_list()) - set(self._job_of)
+        return job_lines(self._jobs, ranks, self._job_of, incidents)
+
+    def _incidents(self) -> list[dict[str, Any]]:
+        rows = self.store.query("incidents").filter(pl.col("state") != "closed")
+        return rows.head(_MOST_INCIDENTS).to_dicts()
+
+    def _of_run(self, run: str, nodes: dict[int, str], now: int) -> TopSnapshot:
+        steps = self.store.table("steps", now - _WINDOW_NS, now, {"run": run})
+        lines = rank_lines(steps, nodes)
         return TopSnapshot(
             title=self.title,
             time_ns=now,
             ranks=lines,
-            devices=devices,
-            incidents=tuple(texts),
             step_ms=_middle_ms(lines),
             tokens_per_s=_tokens_per_s(steps, lines),
+        )
+
+    def snapshot(self) -> TopSnapshot:
+        """Return what arrived within the last minute: jobs, or the ranks of the only run."""
+        now = self.now_ns()
+        incidents = self._incidents()
+        lines = self._lines(now, incidents)
+        devices = (*self._gpus(), *self._nics(now))
+        empty = not lines and not devices
+        found = TopSnapshot(title=self.title, time_ns=now)
+        if len(lines) == 1 and lines[0].state == "run" and lines[0].run is not None:
+            found, lines = self._of_run(lines[0].run, {}, now), ()
+        return replace(
+            found,
+            jobs=lines,
+            devices=devices,
+            incidents=tuple(_incident_text(row) for row in incidents),
             note="nothing arrives: start kansoku agent on the nodes" if empty else None,
         )
+
+    def job(self, key: str) -> TopSnapshot:
+        """Return one job: its ranks, its nodes' devices, its incidents.
+
+        Raises InputError for a job that is not there any more.
+        """
+        now = self.now_ns()
+        incidents = self._incidents()
+        line = next((one for one in self._lines(now, incidents) if one.key == key), None)
+        if line is None:
+            raise InputError(f"job {key} runs no more", remedy="escape leads back to the jobs")
+        found = TopSnapshot(title=self.title, time_ns=now)
+        if line.run is not None:
+            found = self._of_run(line.run, {}, now)
+        every = [one for one in (*self._gpus(), *self._nics(now)) if one.node in line.nodes]
+        return replace(
+            found,
+            title=" · ".join(part for part in (f"job {key}", line.name, line.user, line.state)
+                             if part),
+            job=line,
+            devices=tuple(every),
+            incidents=tuple(_incident_text(r) for r in incidents if about_job(line, r)),
+            mfu_ratio=line.mfu_ratio,
+            note=None if found.ranks else "its training is not recorded: kansoku run, or attach",
+        )  # fmt: skip
 
     def close(self) -> None:
         """Close the store."""

@@ -11,7 +11,11 @@ def command(
     ] = None,
     every: Annotated[float, typer.Option(min=0.2, help="Seconds between pictures.")] = 1.0,
 ) -> None:
-    """Watch a run or a fleet. Keys: s sort, / filter, enter look in, space pause, q quit."""
+    """Watch a run or a fleet.
+
+    Keys: s sort, / filter, enter look in, escape back, space pause, q quit.
+    A server's jobs come first: enter leads into a job, its ranks, nodes and incidents.
+    """
     from kansoku.app.top import top
     from kansoku.tui import TopApp
 

@@ -95,14 +95,24 @@ _ALL = (
     ),
     NamedQuery(
         name="rank_phases",
-        answers="one rank of a run: median step and own work (step less collective)",
+        answers="one rank of a run: median step and own work (step less collective), newest step",
         tables=("steps",),
         parameters=(_RUN, *_WINDOW),
         sql="SELECT run, rank, count(*) AS steps, median(duration_ns) AS step_p50_ns, "
         "median(duration_ns - collective_ns) AS work_p50_ns, "
         "median(data_wait_ns) AS data_wait_p50_ns, median(forward_ns) AS forward_p50_ns, "
-        "median(backward_ns) AS backward_p50_ns, median(collective_ns) AS collective_p50_ns "
+        "median(backward_ns) AS backward_p50_ns, median(collective_ns) AS collective_p50_ns, "
+        "max(step) AS last_step, max(start_ns) AS last_ns, arg_max(tokens, step) AS tokens, "
+        "arg_max(flops, step) AS flops "
         "FROM {steps} WHERE $run IS NULL OR run = $run GROUP BY run, rank ORDER BY run, rank",
+    ),
+    NamedQuery(
+        name="run_jobs",
+        answers="one run and the id of the job that its sender named",
+        tables=("steps",),
+        parameters=_WINDOW,
+        sql="SELECT DISTINCT o.run, o.job FROM main.owners o "
+        "WHERE o.job IS NOT NULL AND o.run IN (SELECT run FROM {steps}) ORDER BY o.run",
     ),
     NamedQuery(
         name="span_kinds",

@@ -1,4 +1,4 @@
-"""The live screen: ranks × phases, GPUs and NICs, incidents; keys to sort, filter and look in."""
+"""The live screen: jobs, ranks × phases, devices, incidents; keys to sort, filter, look in."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,6 +16,7 @@ from kansoku.app.top import DeviceLine, RankLine, TopSnapshot, TopSource
 from kansoku.errors import KansokuError
 from kansoku.model import PHASES
 from kansoku.tui._cells import PHASE_LETTERS, bar, number, phase_strip, rate, spark
+from kansoku.tui._jobs import JOB_SORTS, job_cells, job_columns, job_head, kept_jobs
 
 __all__ = ["TopApp"]
 
@@ -48,7 +49,7 @@ class TopApp(App[None]):
     TITLE = "kansoku top"
     CSS = """
     #head { height: 2; padding: 0 1; }
-    #ranks { height: 2fr; }
+    #jobs, #ranks { height: 2fr; }
     #devices { height: 1fr; }
     #incidents { height: auto; max-height: 5; padding: 0 1; }
     #filter { display: none; }
@@ -59,27 +60,31 @@ class TopApp(App[None]):
         Binding("s", "sort", "Sort"),
         Binding("slash", "filter", "Filter"),
         Binding("space", "pause", "Pause"),
-        Binding("escape", "clear_filter", "Clear", show=False),
+        Binding("escape", "leave", "Back"),
     ]
 
     def __init__(self, source: TopSource, *, every_s: float = 1.0) -> None:
         super().__init__()
         self._source = source
         self._every_s = every_s
-        self._sort = 0
+        self._sort = self._job_sort = 0
+        self._job: str | None = None
+        """The job that is looked into."""
         self._filter = ""
         self._paused = False
         self._shown: TopSnapshot | None = None
         self._narrow: bool | None = None
+        self._jobs_narrow: bool | None = None
 
     def compose(self) -> ComposeResult:
-        """Lay out head, ranks, devices, incidents."""
+        """Lay out head, jobs or ranks, devices, incidents."""
         yield Static(id="head")
         with Vertical():
+            yield DataTable(id="jobs", cursor_type="row", zebra_stripes=True)
             yield DataTable(id="ranks", cursor_type="row", zebra_stripes=True)
             yield DataTable(id="devices", cursor_type="row", zebra_stripes=True)
         yield Static(id="incidents")
-        yield Input(placeholder="node or rank", id="filter")
+        yield Input(placeholder="job, name, user, node or rank", id="filter")
         yield Footer()
 
     def on_mount(self) -> None:
@@ -94,21 +99,28 @@ class TopApp(App[None]):
     def tick(self) -> None:
         """Read the next snapshot beside the screen, so that a slow source never blocks a key."""
         if not self._paused:
-            self._read()
+            self._read(self._job)
 
     @work(thread=True, exclusive=True)
-    def _read(self) -> None:
+    def _read(self, job: str | None) -> None:
         try:
-            snapshot = self._source.snapshot()
+            snapshot = self._source.snapshot() if job is None else self._source.job(job)
         except KansokuError as error:
             now = self._shown.time_ns if self._shown else 0
-            snapshot = TopSnapshot(title="kansoku top", time_ns=now, note=str(error))
-        self.call_from_thread(self.show, snapshot)
+            title = "kansoku top" if job is None else f"job {job}"
+            snapshot = TopSnapshot(title=title, time_ns=now, note=str(error))
+        self.call_from_thread(self._show_of, job, snapshot)
+
+    def _show_of(self, job: str | None, snapshot: TopSnapshot) -> None:
+        # What was asked before a key led elsewhere comes too late.
+        if job == self._job:
+            self.show(snapshot)
 
     def show(self, snapshot: TopSnapshot) -> None:
         """Draw a snapshot."""
         self._shown = snapshot
         self.query_one("#head", Static).update(self._head(snapshot))
+        self._fill_jobs(snapshot)
         self._fill_ranks(snapshot)
         self._fill_devices(snapshot)
         text = Text("\n").join(Text(line, "yellow") for line in snapshot.incidents[:5])
@@ -118,9 +130,16 @@ class TopApp(App[None]):
         clock = datetime.fromtimestamp(snapshot.time_ns / 1e9, UTC).strftime("%H:%M:%S UTC")
         late = [line.rank for line in snapshot.ranks if line.late]
         first = Text.assemble((snapshot.title, "bold"), f"  {clock}", "  paused" * self._paused)
+        if snapshot.jobs:
+            line = job_head(snapshot.jobs, list(JOB_SORTS)[self._job_sort])
+            return Text("\n").join([first, Text(line)])
+        nodes = snapshot.job.nodes if snapshot.job is not None else ()
+        where = [f"{len(nodes)} node{'s' * (len(nodes) != 1)}"] if nodes else []
         if snapshot.note and not snapshot.ranks:
-            return Text("\n").join([first, Text(snapshot.note, "yellow")])
+            note = " · ".join([*where, snapshot.note])
+            return Text("\n").join([first, Text(note, "yellow")])
         parts = [
+            *where,
             f"ranks {len(snapshot.ranks)}",
             f"step {max((line.step for line in snapshot.ranks), default=0)}",
             f"{number(snapshot.step_ms, ' ms', 1)} a step",
@@ -130,6 +149,27 @@ class TopApp(App[None]):
             f"sort: {list(_SORTS)[self._sort]}",
         ]
         return Text("\n").join([first, Text(" · ".join(parts))])
+
+    def _fill_jobs(self, snapshot: TopSnapshot) -> None:
+        table = self.query_one("#jobs", DataTable)
+        table.display = bool(snapshot.jobs)
+        self.query_one("#ranks", DataTable).display = not snapshot.jobs
+        if not snapshot.jobs:
+            return  # the row stays where it is for the way back
+        narrow = self.size.width < _NARROW_COLUMNS
+        at = _key_at_cursor(table)
+        if narrow != self._jobs_narrow:
+            self._jobs_narrow = narrow
+            table.clear(columns=True)
+            table.add_columns(*job_columns(narrow=narrow))
+        table.clear()
+        kept = kept_jobs(snapshot.jobs, self._filter, list(JOB_SORTS)[self._job_sort])
+        for line in kept:
+            table.add_row(*job_cells(line, snapshot.time_ns, narrow=narrow), key=line.key)
+        keys = [line.key for line in kept]
+        table.move_cursor(row=keys.index(at) if at in keys else 0)
+        if self.focused is None or self.focused.id == "ranks":
+            table.focus()
 
     def _fill_ranks(self, snapshot: TopSnapshot) -> None:
         table = self.query_one("#ranks", DataTable)
@@ -177,7 +217,10 @@ class TopApp(App[None]):
 
     def action_sort(self) -> None:
         """Sort by the next column."""
-        self._sort = (self._sort + 1) % len(_SORTS)
+        if self._shown and self._shown.jobs:
+            self._job_sort = (self._job_sort + 1) % len(JOB_SORTS)
+        else:
+            self._sort = (self._sort + 1) % len(_SORTS)
         if self._shown:
             self.show(self._shown)
 
@@ -188,14 +231,25 @@ class TopApp(App[None]):
             self.show(self._shown)
 
     def action_filter(self) -> None:
-        """Ask which node or rank to show."""
+        """Ask which jobs, nodes or ranks to show."""
         field = self.query_one("#filter", Input)
         field.add_class("shown")
         field.focus()
 
-    def action_clear_filter(self) -> None:
-        """Show everything again."""
+    def action_leave(self) -> None:
+        """Show everything again, then the jobs again."""
+        field = self.query_one("#filter", Input)
+        if self._filter or field.has_class("shown"):
+            self._apply("")
+        elif self._job is not None:
+            self._go(None)
+
+    def _go(self, job: str | None) -> None:
+        """Show a job, or all of them."""
+        self._job, self._paused = job, False
         self._apply("")
+        self.query_one("#head", Static).update("reading …")
+        self._read(job)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Take the filter."""
@@ -206,21 +260,31 @@ class TopApp(App[None]):
         field = self.query_one("#filter", Input)
         field.value = self._filter
         field.remove_class("shown")
-        self.query_one("#ranks", DataTable).focus()
+        jobs = self._job is None and self.query_one("#jobs", DataTable).row_count > 0
+        self.query_one("#jobs" if jobs else "#ranks", DataTable).focus()
         if self._shown:
             self.show(self._shown)
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Look into a rank, or into the node of a device."""
+        """Look into a job, a rank, or the node of a device."""
         if self._shown is None:
             return
         wanted = event.row_key.value
+        if event.data_table.id == "jobs":
+            self._go(str(wanted))
+            return
         if event.data_table.id == "devices":
             self.push_screen(_Detail(_node_text(str(wanted).split(" ")[0], self._shown)))
             return
         line = next((line for line in self._shown.ranks if str(line.rank) == wanted), None)
         if line is not None:
             self.push_screen(_Detail(_rank_text(line)))
+
+
+def _key_at_cursor(table: DataTable[Text | str]) -> str | None:
+    if not table.row_count:
+        return None
+    return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
 
 
 def _device_cells(line: DeviceLine) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -291,10 +291,24 @@ async def _query(api: Api, principal: Principal, request: Request) -> Response:
     }
 
     def ask() -> pl.DataFrame:
+        if name == "jobs":
+            return _known_jobs(api, principal, values)
         frame = api.store.query(name, allowed=rows_of(principal), **values)
         return hide_inside(frame, principal, _consents(api, principal))
 
     return await _rows(request, await run_in_threadpool(ask))
+
+
+def _known_jobs(api: Api, principal: Principal, values: Mapping[str, Any]) -> pl.DataFrame:
+    """Return the jobs that the pages show: rows that were sent, and the imported history."""
+    # The pages' reading stands on this package.
+    from kansoku.app.web_reading import Reading
+
+    asked = QUERIES["jobs"].values(values)
+    reading = Reading(store=api.store, principal=principal, clock_ns=api.clock_ns)
+    frame = reading.jobs(asked.get("since_ns"), asked.get("until_ns"))
+    wanted = {name: asked[name] for name in ("user", "state") if asked.get(name) is not None}
+    return frame.filter(**wanted)
 
 
 def _need(params: dict[str, str], *names: str) -> None:

@@ -17,12 +17,12 @@ from typing import TypeVar
 
 import polars as pl
 
+from kansoku.app.peak import gpu_name
 from kansoku.app.report import LoadedRun, Report, load_run, report
 from kansoku.app.serve.access import hide_inside
 from kansoku.app.web_page import Columns, MissingError, Parameter
 from kansoku.app.web_reading import Reading
-from kansoku.catalog import accelerator
-from kansoku.errors import InputError, KansokuError
+from kansoku.errors import InputError
 from kansoku.formats.slurm import expand_nodes
 from kansoku.model import RankFacts, RunFacts
 from kansoku.trace.clocks import estimate_clocks
@@ -348,13 +348,7 @@ def _device(reading: Reading, job: Mapping[str, object] | None, nodes: Sequence[
         wanted = set(nodes)
         held = {n.kind.gpu for n in reading.cluster.nodes if not wanted or n.name in wanted}
         kinds += [str(one) for one in held] if len(held) == 1 else []
-    for kind in kinds:
-        for name in (kind, f"{kind}-sxm"):
-            try:
-                return accelerator(name).name
-            except KansokuError:
-                continue
-    return None
+    return next((name for kind in kinds if (name := gpu_name(kind)) is not None), None)
 
 
 def windowed(loaded: LoadedRun, from_step: int | None, to_step: int | None) -> LoadedRun:
