@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kansoku.diagnose.actions import actions_for
+from kansoku.diagnose.daemons import TOLD_OF_LOSS, silent_daemons
 from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.policy import Policy
 from kansoku.model import Domain, Evidence, Hypothesis, Incident, Subject, Verdict
@@ -27,7 +28,6 @@ __all__ = ["Context", "Progress", "diagnose"]
 _MANY_RANKS = 4
 # Smaller "times" are step numbers.
 _LEAST_DATE_NS = 10**17
-_TOLD_OF_LOSS = {"sch-nodefail-step", "sch-state-node-fail", "sch-cancel", "sch-requeue"}
 _NARROW = {"pcie-degraded", "metric:PCIe link width or generation"}
 _OWN_LIMITS = {"host memory limit", "kubernetes memory limit"}
 
@@ -82,6 +82,12 @@ class _Group:
         for value in best.values():
             missing *= 1 - 0.9 * value
         return 1 - missing
+
+    @property
+    def first_ns(self) -> int | None:
+        """The first time of what weighs; words of a part that come earlier date nothing."""
+        least = 0.5 * max(weight for weight, _ in self.members)
+        return min((o.time_ns for w, o in self.members if o.time_ns and w >= least), default=None)
 
     @property
     def lead(self) -> Observation:
@@ -260,7 +266,7 @@ def _explained(
     full: frozenset[int | None],
 ) -> Observation:
     """Return an observation as the consequence, or the place, that another has told."""
-    if lost and one.rule in _TOLD_OF_LOSS:
+    if lost and one.rule in TOLD_OF_LOSS:
         return replace(one, role="cascade")
     if corrupts and one.rule in _NUMERICS and one.domain is Domain.APPLICATION:
         # Wrong numbers that a repeat does not give are the device's: NaN is what it made.
@@ -548,6 +554,7 @@ def diagnose(
     """
     policy = policy or Policy()
     seen = _placed(seen, context.node_of_rank)
+    seen += silent_daemons(seen, context.progress.latest_ns, context.job_nodes)
     wrong = [o for o in seen if o.role in {"root", "either", "symptom", "cascade"}]
     if not wrong:
         return None
@@ -571,9 +578,7 @@ def diagnose(
     if not found and (not noticed or not any(_is_serious(o, context) for o in wrong)):
         return None
     total = sum(g.score for g in ranked) or 1.0
-    first = (
-        min((o.time_ns for _, o in found[0].members if o.time_ns), default=None) if found else None
-    )
+    first = found[0].first_ns if found else None
     begin = min(t for t in (first, onset_ns) if t) if first or onset_ns else 0
     if first is not None and onset_ns is not None and onset_ns - first > policy.old_ns:
         begin = onset_ns

@@ -219,7 +219,7 @@ def _lost_node(text: str) -> Recognised | None:
     return Recognised(
         rule="node-lost",
         domain=Domain.HOST,
-        component="node lost",
+        component="node lost: not responding" if "not respond" in text else "node lost",
         role="either",
         strength=0.75,
         meaning="the scheduler lost this node",
