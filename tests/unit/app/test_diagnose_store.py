@@ -78,3 +78,17 @@ def test_a_jobs_own_nodes_count_and_others_do_not(store):
 def test_a_job_that_the_store_does_not_know_is_said(store):
     with pytest.raises(InputError, match="no job 99"):
         diagnose(store, job="99")
+
+
+def test_a_leaf_whose_nics_lost_their_link_together_is_named_by_the_cluster_file(store):
+    """Pod 1, rail 2 of the shipped SAKURAONE cluster is ``leaf1-2``."""
+    lost = [
+        {"time_ns": T + 600 * S + node, "source": "kernel", "subject": f"nic:c{node:03d}/mlx5_2",
+         "severity": "error", "kind": "link", "body": "mlx5_core 0000:5c:00.0 mlx5_2: Link down"}
+        for node in range(1, 6)
+    ]  # fmt: skip
+    store.append("events", rows("events", lost))
+    first = diagnose(store).incidents[0].hypotheses[0]
+    assert str(first.subject).startswith("nic:")
+    first = diagnose(store, cluster="sakuraone-h100").incidents[0].hypotheses[0]
+    assert (first.domain, str(first.subject)) == (Domain.NETWORK, "switch:leaf1-2")
