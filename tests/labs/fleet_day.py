@@ -410,7 +410,7 @@ def _events(store, names, end_ns, silent, big, bad):
                 "id": ["fabric.link"], "subject": [lossy], "domain": ["network"],
                 "onset_ns": [end_ns - 360 * S], "time_ns": [end_ns - 300 * S],
                 "verdict": ["found"], "severity": ["critical"], "confidence": [0.8],
-                "sentence": [f"link {lossy} at fault, 28 % of probes lost (P0)"],
+                "sentence": [f"{lossy} at fault: 28 % of probes lost (P0)"],
                 "evidence": [json.dumps([{"sentence": "14 tuples over it lose probes", "source": "fabric probes",
                                           "time_ns": end_ns - 300 * S}])],
                 "source": ["fabric"],

@@ -35,6 +35,7 @@ __all__ = [
     "Screen",
     "ScreenBlock",
     "Trace",
+    "domain_words",
     "parse_query",
     "table_json",
 ]
@@ -249,3 +250,12 @@ def table_json(table: Table) -> dict[str, object]:
         "columns": [column.title for column in table.columns],
         "rows": [list(row) for row in table.rows],
     }
+
+
+def domain_words(domain: object) -> str:
+    """Return a domain of causes as people write it.
+
+    >>> domain_words("gpu_hardware"), domain_words(None)
+    ('GPU hardware', 'unknown')
+    """
+    return str(domain or "unknown").replace("gpu_", "GPU ").replace("_", " ")

@@ -30,7 +30,7 @@ __all__ = ["Drawer", "in_language"]
 # What scripts of the pages say themselves; sent with each page in the reader's language.
 SCRIPT_TEXTS = (
     "no data", "loading…", "could not be loaded", "try again", "{} rows by {} columns",
-    "{} to {} {}", "each cell holds {} rows and {} columns: minimum and maximum kept",
+    "each cell holds {} rows and {} columns: minimum and maximum kept",
     "{} spans on {} lanes over {}", "the same as a table", "what it shows", "more", "fewer",
     "live", "not connected", "updated {}", "show {} rows", "{} of {} rows", "filter rows",
     "arrows move, + and - zoom, 0 shows all, Enter opens", "job {}", "at {}", "for {}",
@@ -102,7 +102,9 @@ class Drawer:
             lstrip_blocks=True,
         )
         self._environment.filters["cell"] = _cell
-        self._environment.globals["names"] = frozenset({"name", "user", "account", "partition"})
+        self._environment.globals["names"] = frozenset(
+            {"name", "user", "account", "partition", "table"}
+        )
         self._environment.filters["kind"] = lambda block: type(block).__name__
         self._environment.filters["address"] = lambda text: quote(str(text), safe="")
 
@@ -195,7 +197,8 @@ def in_language(columns: Columns, language: str) -> Columns:
         return columns
     header = dict(columns.header)
     for key in ("title", "unit", "row_title", "column_title"):
-        if isinstance(header.get(key), str):
+        # A ratio is drawn as percent: the unit is a key there, not a word.
+        if isinstance(header.get(key), str) and header[key] != "ratio":
             header[key] = translate(str(header[key]), language)
     kinds = header.get("kinds")
     if isinstance(kinds, list):

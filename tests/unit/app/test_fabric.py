@@ -122,6 +122,8 @@ def test_rows_for_the_store(controller):
     assert (finding["subject"], finding["domain"], finding["verdict"]) == (
         "nic:b/0", "network", "found",
     )  # fmt: skip
+    # The subject says what it is: "rnic nic:b/0" would say it twice.
+    assert finding["sentence"] == "nic:b/0 at fault: 100.0% of probes lost (P2)"
     assert finding["onset_ns"] == 20 * S
     anomalies = {
         json.loads(row["labels"])["kansoku.kind"]: row["value"]

@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 
 from kansoku.app.jobs import excluded_nodes, heatmap, heatmap_json, heatmap_png, heatmap_view
+from kansoku.app.jobs.capacity import IdleAnswer, idle_view
 from kansoku.errors import InputError, PlatformError
 from kansoku.formats.slurm import NodeState, QueuedJob
 from kansoku.jobs import idle
@@ -241,3 +242,21 @@ def test_without_a_store_nothing_is_created(tmp_path):
     matrix = heatmap(store=tmp_path / "none", jobs=False)
     assert not (tmp_path / "none").exists()
     assert "No GPU power" in heatmap_view(matrix).blocks[0].text
+
+
+@pytest.mark.parametrize(("least", "words"), [(1, "1 node or more"), (2, "2 nodes or more")])
+def test_the_screen_of_free_capacity_cuts_no_list_and_counts_rightly(least, words):
+    """Twenty idle nodes: all are named, folded as Slurm writes them."""
+    nodes = tuple(f"c{n:03}" for n in range(1, 21))
+    now = idle.IdleNow(
+        nodes=20, usable=20, idle=nodes, gpus=160, gpus_free=160, reserved=(), down=()
+    )
+    answer = IdleAnswer(
+        time_ns=H, least=least, now=now,
+        windows=(idle.FreeWindow(from_ns=H, until_ns=None, nodes=20),), power=None,
+        allocations=None, fits=(), notes=(),
+    )  # fmt: skip
+    facts, windows = idle_view(answer).blocks[:2]
+    assert dict(facts.items)["Idle"] == "c[001-020]"
+    assert windows.title == f"{words} free, by Slurm's time limits"
+    assert windows.rows[0][1] == "no end known"

@@ -4,7 +4,9 @@ import re
 
 import pytest
 
+from kansoku.app.web_page import Columns
 from kansoku.web import _language
+from kansoku.web._draw import in_language
 from kansoku.web._language import languages_texts, translate
 
 
@@ -51,3 +53,34 @@ def test_the_browsers_preferred_language_is_heard(header, wanted):
     from kansoku.web._settings import _preferred
 
     assert _preferred(header) == wanted
+
+
+@pytest.mark.parametrize(
+    ("english", "japanese"),
+    [
+        ("Samples handed to the sink", "Samples handed to the sink"),  # no range, though "to" is
+        # Read from a list of facts, not as a range of something.
+        ("so its split of the loss is not to be relied on.",
+         "so its split of the loss is not to be relied on."),
+        ("link:a-b at fault: 28 % of probes lost (P0); since 09:00",
+         "link:a-b の障害: プローブの 28 % が損失（P0）（09:00 から）"),
+        ("1. GPU hardware: gpu · gpu:c003/5 (91%)", "1. GPU ハードウェア: gpu · gpu:c003/5 (91%)"),
+        ("link:a-b at fault: 28 % of probes lost (P0)", "link:a-b の障害、プローブの 28 % が損失（P0）"),
+        ("1 node or more free, by Slurm's time limits",
+         "1 ノード以上が空く時間（Slurm の制限時間による）"),
+        ("blame 1.29 in 6 jobs, expected 0.04 (chance 0.013); 2 hardware Xids",
+         "6 ジョブで起因 1.29、期待値 0.04（偶然の確率 0.013）。ハードウェアの Xid 2 件"),
+        (("32 nodes: 0 failures in 4 run hours, MTTF above 1.34 h; 64 nodes: 2 failures in 17.3 run "
+         "hours, MTTF 8.65 h (3.1 – 24). Independent nodes would give 2 times the failures."),
+         ("32 ノード: 4 実行時間で故障 0 件、MTTF は 1.34 h より長い。64 ノード: 17.3 実行時間で故障 2 件、"
+         "MTTF 8.65 h（3.1 – 24）。ノードが独立なら故障は 2 倍になります。")),
+    ],
+)  # fmt: skip
+def test_sentences_of_the_pages_are_whole_in_japanese(english, japanese):
+    assert translate(english, "ja") == japanese
+
+
+def test_a_ratios_unit_stays_the_key_that_scripts_draw_as_percent():
+    columns = Columns(kind="heatmap", header={"title": "Loss", "unit": "ratio"}, arrays={})
+    assert in_language(columns, "ja").header["unit"] == "ratio"
+    assert in_language(columns, "ja").header["title"] == "損失率"

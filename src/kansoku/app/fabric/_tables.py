@@ -101,9 +101,10 @@ def _finding_rows(outcome: "Outcome") -> "pl.DataFrame":
                 ),
                 "confidence": anomaly.confidence,
                 "sentence": (
-                    f"{anomaly.kind} {anomaly.subject} at fault, {what} ({anomaly.impact})"
+                    f"{anomaly.subject} at fault: {what} ({anomaly.impact})"
                     if found
-                    else f"{anomaly.kind} {anomaly.subject} is well again: network cleared"
+                    else f"{anomaly.subject} is well again"
+                    + (": network cleared" if anomaly.kind != "host" else "")
                 ),
                 "evidence": json.dumps(
                     [

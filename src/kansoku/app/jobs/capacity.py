@@ -13,6 +13,7 @@ from kansoku.errors import ConfigurationError, InputError, KansokuError
 from kansoku.formats.slurm import (
     NodeState,
     QueuedJob,
+    fold_nodes,
     read_scontrol_nodes,
     read_sinfo_json,
     read_squeue_json,
@@ -219,11 +220,15 @@ def _windows(title: str, rows: tuple[FreeWindow, ...]) -> Table:
         columns=[Column(title="from"), Column(title="until"), Column(title="length", numeric=True),
                  Column(title="nodes", numeric=True)],
         rows=[
-            [stamp(w.from_ns), "open" if w.until_ns is None else stamp(w.until_ns),
+            [stamp(w.from_ns), "no end known" if w.until_ns is None else stamp(w.until_ns),
              "–" if w.until_ns is None else seconds((w.until_ns - w.from_ns) / NS), w.nodes]
             for w in rows
         ],
     )  # fmt: skip
+
+
+def _or_more(least: int) -> str:
+    return f"{least} node{'s' * (least != 1)} or more"
 
 
 def idle_view(answer: IdleAnswer) -> View:
@@ -236,23 +241,24 @@ def idle_view(answer: IdleAnswer) -> View:
                 ("Nodes", (f"{len(current.idle)} idle of {current.usable} usable, "
                  f"{current.nodes} in all")),
                 ("GPUs", f"{current.gpus_free} free of {current.gpus}"),
-                ("Idle", ", ".join(current.idle[:16]) or "none"),
+                ("Idle", fold_nodes(list(current.idle)) if current.idle else "none"),
             ]
         )
     ]  # fmt: skip
     if current.reserved:
-        blocks.append(Sentence(text=f"Kept as spares: {', '.join(current.reserved)}."))
+        blocks.append(Sentence(text=f"Kept as spares: {fold_nodes(list(current.reserved))}."))
     if answer.windows:
-        title = f"At least {answer.least} nodes free, by Slurm's time limits"
+        title = f"{_or_more(answer.least)} free, by Slurm's time limits"
         blocks.append(_windows(title, answer.windows))
     else:
         blocks.append(
             Sentence(
-                text=f"No window with {answer.least} free nodes within a week.", tone=Tone.NOTICE
+                text=f"No window with {_or_more(answer.least)} free within a week.",
+                tone=Tone.NOTICE,
             )
         )
     if answer.power is not None:
-        blocks.append(_windows(f"At least {answer.least} nodes idle, by power", answer.power))
+        blocks.append(_windows(f"{_or_more(answer.least)} idle, by power", answer.power))
     if answer.allocations:
         blocks.append(
             Table(

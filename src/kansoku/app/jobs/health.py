@@ -161,7 +161,7 @@ def nodes_view(answer: NodesAnswer, *, most: int = 40) -> View:
     return View(
         title="Node health",
         blocks=[
-            Facts(items=[("Window", (f"{stamp(answer.window.since_ns)} to "
+            Facts(items=[("Window", (f"{stamp(answer.window.since_ns)} – "
                           f"{stamp(answer.window.until_ns)}")),
                          ("Nodes", str(len(answer.nodes)))]),
             head,

@@ -325,7 +325,7 @@ def reliability_view(answer: ReliabilityAnswer) -> View:
     blocks: list[Block] = [
         Facts(
             items=[
-                ("Window", f"{stamp(answer.window.since_ns)} to {stamp(answer.window.until_ns)}"),
+                ("Window", f"{stamp(answer.window.since_ns)} – {stamp(answer.window.until_ns)}"),
                 ("Failures", (f"{result.failures} of infrastructure in "
                  f"{result.node_days:,.1f} node-days")),
                 ("Rate", "–" if rate is None else f"{rate:.3g} per 1,000 node-days "
@@ -374,6 +374,17 @@ def reliability_view(answer: ReliabilityAnswer) -> View:
     return View(title="Reliability", blocks=blocks)
 
 
+_UNITS = {"Cel": "°C"}
+"""How people write what UCUM calls otherwise."""
+
+
+def _mttf(bucket: Bucket) -> str:
+    """Write a mean time to failure: without any failure only its least is known."""
+    if bucket.mttf_h is None:
+        return f"MTTF above {hours(bucket.interval_h[0])} h"
+    return f"MTTF {hours(bucket.mttf_h)} h ({_interval(bucket.interval_h)})"
+
+
 def _steadier(answer: ReliabilityAnswer) -> Sequence[Block]:
     s = answer.result.steadier
     if s is None:
@@ -384,8 +395,7 @@ def _steadier(answer: ReliabilityAnswer) -> Sequence[Block]:
         "cannot tell": f"Cannot tell whether {s.a_nodes} nodes are steadier than {s.b_nodes}.",
     }
     detail = "; ".join(
-        f"{nodes} nodes: {b.failures} failures in {hours(b.run_hours)} run hours, MTTF "
-        f"{hours(b.mttf_h)} h ({_interval(b.interval_h)})"
+        f"{nodes} nodes: {b.failures} failures in {hours(b.run_hours)} run hours, {_mttf(b)}"
         for nodes, b in ((s.a_nodes, s.a), (s.b_nodes, s.b))
     )
     tone = {"yes": Tone.GOOD, "no": Tone.BAD}.get(s.answer, Tone.NOTICE)
@@ -402,12 +412,13 @@ def _steadier(answer: ReliabilityAnswer) -> Sequence[Block]:
 def _covariate_table(rows: Sequence[CovariateRow], level: str) -> Table:
     return Table(
         title="Failure rate of nodes by what telemetry measured",
-        columns=[Column(title="quantity"), _number("from"), _number("to"), _number("nodes"),
+        columns=[Column(title="quantity"), _number("lowest"), _number("highest"), _number("nodes"),
                  _number("failures"), _number("node-days"), _number("per 1,000 node-days"),
                  _number(f"{level} interval")],
         rows=[
-            [f"{r.name} ({r.unit})", f"{r.low:.4g}", f"{r.high:.4g}", r.nodes, r.failures,
-             f"{r.node_days:.1f}", hours(r.rate_per_1000_node_days), _interval(r.interval)]
+            [f"{r.name} ({_UNITS.get(r.unit, r.unit)})", f"{r.low:.4g}", f"{r.high:.4g}",
+             r.nodes, r.failures, f"{r.node_days:.1f}", hours(r.rate_per_1000_node_days),
+             _interval(r.interval)]
             for r in rows
         ],
     )  # fmt: skip

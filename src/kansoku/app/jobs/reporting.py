@@ -229,7 +229,7 @@ def report_view(result: Report) -> View:
     blocks: list[Block] = [
         Facts(
             items=[
-                ("Window", f"{stamp(result.since_ns)} to {stamp(result.until_ns)}"),
+                ("Window", f"{stamp(result.since_ns)} – {stamp(result.until_ns)}"),
                 ("Jobs", f"{result.jobs:,} allocations, {result.logical_runs:,} job ids"),
                 ("GPU-hours", hours(result.gpu_hours)),
             ]

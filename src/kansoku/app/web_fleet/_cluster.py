@@ -30,6 +30,7 @@ from kansoku.app.web_page import (
     Remote,
     Screen,
     ScreenBlock,
+    domain_words,
 )
 from kansoku.app.web_reading import Reading
 from kansoku.view import Column, Facts, Heatmap, HeatmapBox, Sentence, Table, Tone
@@ -179,7 +180,8 @@ def _node_cell(node: NodeNow, silent: frozenset[str]) -> GridCell:
     states = {Tone.BAD: "out of service", Tone.NOTICE: "not heard", Tone.MUTED: "idle"}
     parts = []
     if node.incidents:
-        parts.append(f"{len(node.incidents)} open incidents")
+        count = len(node.incidents)
+        parts.append(f"{count} open incident{'s' * (count != 1)}")
     elif tone in states:
         parts.append(states[tone])
     if node.slurm:
@@ -210,8 +212,8 @@ def _incidents(incidents: pl.DataFrame) -> list[ScreenBlock]:
     if incidents.is_empty():
         return [Sentence(text="No open incident.", tone=Tone.GOOD)]
     rows = [
-        [row["id"], row["kind"], row["subject"], row["domain"], stamp(row["onset_ns"]),
-         row["state"]]
+        [row["id"], row["kind"], row["subject"], domain_words(row["domain"]),
+         stamp(row["onset_ns"]), row["state"]]
         for row in incidents.head(8).iter_rows(named=True)
     ]  # fmt: skip
     return [

@@ -270,8 +270,8 @@ def _fabric(reading: Reading, values: Mapping[str, str]) -> Screen:
         blocks.append(
             Missing(
                 text="No probe has arrived in this window.",
-                remedy="Start a controller for the cluster and an agent on every node.",
-                command="kansoku fabric controller --cluster FILE && kansoku fabric agent",
+                remedy="Give this server the cluster file, and start an agent on every node.",
+                command="kansoku fabric agent --controller http://THIS-SERVER:8080 --rnic …",
             )
         )
     return Screen(
@@ -306,8 +306,11 @@ def _ns(value: object) -> str:
 def _verdict_block(found: list[dict[str, object]], probes: int) -> ScreenBlock:
     if found:
         first = found[0]
+        blamed = (
+            "It is a host, not the network" if first["domain"] == "host" else "It is the network"
+        )
         return Sentence(
-            text=f"It is the network: {first['subject']}",
+            text=f"{blamed}: {first['subject']}",
             detail=f"{first['sentence']}; since {_when(first['onset_ns'])}",
             tone=Tone.BAD,
         )
@@ -366,7 +369,7 @@ def _matrix_columns(reading: Reading, values: Mapping[str, str]) -> Columns:
         alternative=_worst(found, measure),
         summary=[
             f"{len(found.labels)} by {len(found.labels)} cells, {known.size} with probes.",
-            f"{stamp(span.since_ns)} to {stamp(span.until_ns)}.",
+            f"{stamp(span.since_ns)} – {stamp(span.until_ns)}.",
         ],
         groups=found.groups,
         scheme=measure.scheme,
@@ -437,7 +440,7 @@ def _pair(reading: Reading, values: Mapping[str, str]) -> Screen:
             raise MissingError(f"no {name} is named", remedy="choose a cell of the matrix")
     span = window_of(values, reading.clock_ns())
     frame = _pair_rows(reading, values, span)
-    title = f"{values['source']} to {values['target']}"
+    title = f"{values['source']} → {values['target']}"
     blocks: list[ScreenBlock] = [
         Choices(
             choices=window_choices(values),
@@ -445,9 +448,9 @@ def _pair(reading: Reading, values: Mapping[str, str]) -> Screen:
         )
     ]
     rows = [
-        [row["source"], row["target"], row["source_port"], row["kind"], row["probes"], row["lost"],
-         _us(row["rtt_p50_ns"]), _us(row["rtt_p99_ns"]), _us(row["responder_delay_p50_ns"]),
-         _hops(row["path"])]
+        [row["source"], row["target"], row["source_port"], _KINDS.get(row["kind"], row["kind"]),
+         row["probes"], row["lost"], _us(row["rtt_p50_ns"]), _us(row["rtt_p99_ns"]),
+         _us(row["responder_delay_p50_ns"]), _hops(row["path"])]
         for row in frame.sort("lost", descending=True).head(400).iter_rows(named=True)
     ]  # fmt: skip
     if rows:
@@ -470,7 +473,7 @@ def _pair(reading: Reading, values: Mapping[str, str]) -> Screen:
     else:
         blocks.append(
             Missing(
-                text=f"No probe went from {title} in this window.",
+                text=f"No probe went from {values['source']} to {values['target']} in this window.",
                 remedy="Choose a longer window, or another pair on the fabric page.",
             )
         )

@@ -18,6 +18,7 @@ from kansoku.app.web_page import (
     Parameter,
     Screen,
     ScreenBlock,
+    domain_words,
 )
 from kansoku.app.web_reading import Reading
 from kansoku.model import Domain
@@ -26,7 +27,7 @@ from kansoku.view import Column, Facts, Heading, Sentence, Table, Tone
 __all__ = ["INCIDENT", "INCIDENTS"]
 
 _STATES = {"all": "all", "now": "not closed", "closed": "closed"}
-_DOMAINS = {"all": "all", **{str(d): str(d).replace("_", " ") for d in Domain}}
+_DOMAINS = {"all": "all", **{str(d): domain_words(str(d)) for d in Domain}}
 _AROUND_NS = 300 * 10**9
 
 
@@ -60,8 +61,8 @@ def _list(reading: Reading, values: Mapping[str, str]) -> Screen:
     ]  # fmt: skip
     if len(frame):
         rows = [
-            [r["id"], r["kind"], r["subject"], r["domain"], r["verdict"], _percent(r["confidence"]),
-             stamp(r["onset_ns"]), stamp(r["time_ns"]), r["state"]]
+            [r["id"], r["kind"], r["subject"], domain_words(r["domain"]), r["verdict"],
+             _percent(r["confidence"]), stamp(r["onset_ns"]), stamp(r["time_ns"]), r["state"]]
             for r in frame.head(500).iter_rows(named=True)
         ]  # fmt: skip
         blocks.append(
@@ -108,7 +109,7 @@ def _percent(value: float | None) -> str | None:
 
 def _findings(findings: pl.DataFrame) -> Table:
     rows = [
-        [stamp(r["time_ns"]), r["sentence"], r["subject"], r["domain"], r["source"],
+        [stamp(r["time_ns"]), r["sentence"], r["subject"], domain_words(r["domain"]), r["source"],
          _percent(r["confidence"]), r["severity"]]
         for r in findings.iter_rows(named=True)
     ]  # fmt: skip
@@ -156,7 +157,7 @@ def _one(reading: Reading, values: Mapping[str, str]) -> Screen:
             items=[
                 ("Kind", row["kind"] or "unknown"),
                 ("Subject", row["subject"] or "–"),
-                ("Domain", (row["domain"] or "unknown").replace("_", " ")),
+                ("Domain", domain_words(row["domain"])),
                 ("Verdict", row["verdict"] or "unknown"),
                 ("Onset", stamp(row["onset_ns"]) or "unknown"),
                 ("State", f"{row['state'] or 'open'}, since {stamp(row['time_ns'])}"),
@@ -198,10 +199,13 @@ def _one(reading: Reading, values: Mapping[str, str]) -> Screen:
 def _hypothesis(one: Mapping[str, Any], number: int) -> list[ScreenBlock]:
     confidence = one.get("confidence")
     sure = f" ({confidence:.0%})" if isinstance(confidence, int | float) else ""
-    domain = str(one.get("domain", "unknown")).replace("_", " ")
+    domain = domain_words(one.get("domain"))
+    component = str(one.get("component") or "").replace("_", " ")
+    subject = one.get("subject")
+    named = " · ".join(str(part) for part in (component, subject) if part)
     blocks: list[ScreenBlock] = [
         Sentence(
-            text=f"{number}. {domain}: {one.get('component', '')} · {one.get('subject')}{sure}",
+            text=f"{number}. {domain}: {named}{sure}" if named else f"{number}. {domain}{sure}",
             tone=Tone.BAD if number == 1 else Tone.PLAIN,
         )
     ]
@@ -248,7 +252,7 @@ def _versions(versions: pl.DataFrame) -> ScreenBlock:
         columns=[Column(title="time"), Column(title="state"), Column(title="domain"),
                  Column(title="confidence", numeric=True)],
         rows=[
-            [stamp(r["time_ns"]), r["state"], r["domain"], _percent(r["confidence"])]
+            [stamp(r["time_ns"]), r["state"], domain_words(r["domain"]), _percent(r["confidence"])]
             for r in versions.tail(50).iter_rows(named=True)
         ],
     )  # fmt: skip

@@ -22,6 +22,7 @@ from kansoku.app.web_page import (
     Remote,
     Screen,
     ScreenBlock,
+    domain_words,
 )
 from kansoku.app.web_reading import Reading
 from kansoku.errors import KansokuError
@@ -207,7 +208,7 @@ def _incident_blocks(frame: pl.DataFrame) -> list[ScreenBlock]:
                 Column(title="state"),
             ],
             rows=[
-                [r["id"], r["kind"], r["subject"], r["domain"] or "unknown",
+                [r["id"], r["kind"], r["subject"], domain_words(r["domain"]),
                  stamp(r["onset_ns"]), r["state"]]
                 for r in frame.head(50).iter_rows(named=True)
             ],
