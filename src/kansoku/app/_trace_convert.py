@@ -125,9 +125,11 @@ def convert(
         folder = target.with_suffix("") if out is None else target
         folder.mkdir(parents=True, exist_ok=True)
         places = [folder / _rank_file(item, number) for number, item in enumerate(inputs)]
-        files = [_write(to, place, [item]) for place, item in zip(places, inputs, strict=True)]
+        files = [
+            _write(to, place, [item], remarks) for place, item in zip(places, inputs, strict=True)
+        ]
     else:
-        files = [_write(to, target, inputs)]
+        files = [_write(to, target, inputs, remarks)]
     return ConvertResult(target=to, files=tuple(files), remarks=tuple(remarks))
 
 
@@ -151,12 +153,16 @@ def _rank_file(item: _Input, number: int) -> str:
     return f"rank{item.rank}.json" if item.rank is not None else f"unknown_{number}.json"
 
 
-def _write(to: str, path: Path, inputs: Sequence[_Input]) -> tuple[str, int, int]:
+def _write(
+    to: str, path: Path, inputs: Sequence[_Input], remarks: list[str]
+) -> tuple[str, int, int]:
     from kansoku.formats.kineto.chrome import write_kineto
     from kansoku.formats.otlp_trace import write_otlp_json, write_otlp_protobuf
     from kansoku.formats.perfetto import write_perfetto
 
     frames = (frame for item in inputs for frame in item.frames())
+    if to == "otlp":
+        frames = _since_1970(frames, remarks)
     try:
         if to == "parquet":
             spans = _write_parquet(path, frames)
@@ -175,6 +181,17 @@ def _write(to: str, path: Path, inputs: Sequence[_Input]) -> tuple[str, int, int
     except OSError as error:
         raise InputError(f"cannot write: {error.strerror}", where=str(path)) from None
     return str(path), spans, path.stat().st_size
+
+
+def _since_1970(frames: "Iterator[pl.DataFrame]", remarks: list[str]) -> "Iterator[pl.DataFrame]":
+    """Leave out what OTLP has no time for, and say so: its times are unsigned."""
+    left_out = 0
+    for frame in frames:
+        kept = frame.filter(frame["start_ns"] >= 0)
+        left_out += len(frame) - len(kept)
+        yield kept
+    if left_out:
+        remarks.append(f"{left_out} spans are stamped before 1970, for which OTLP has no time")
 
 
 def _write_parquet(path: Path, frames: "Iterator[pl.DataFrame]") -> int:

@@ -188,3 +188,41 @@ def test_damaged_rows_are_left_out_and_said(tmp_path):
 def test_unknown_target(source):
     with pytest.raises(InputError, match="perfetto"):
         convert([source], to="svg")
+
+
+def test_what_no_writer_expects_is_converted(tmp_path):
+    """Half a surrogate pair, numbers beyond 64 bits, a step and a rank beyond 32."""
+    rows = events(JOB)
+    rows[0]["name"] = "half \ud83d"
+    rows[0]["args"]["note"] = "half \ud83d"
+    rows[0]["args"]["huge"] = 10**30
+    rows += [
+        row("user_annotation", f"ProfilerStep#{10**12}", 1, 1, rows[0]["ts"], 5.0, {}),
+        row("cpu_op", "long", 10**25, 10**25, rows[0]["ts"], 5.0, {}),
+    ]
+    content = json.dumps({"distributedInfo": {"rank": 5 * 10**12}, "traceEvents": rows})
+    path = write(tmp_path / "odd.json", content)
+    for to in ("perfetto", "otlp", "kineto", "parquet"):
+        result = convert([path], to=to, out=tmp_path / f"out.{to}")
+        assert result.files[0][1] == sum(one["ph"] == "X" for one in rows)
+    table = pl.read_parquet(tmp_path / "out.parquet")
+    first = table.filter(pl.col("name") == "half ?")
+    assert first["attributes"].str.contains("half ?", literal=True).to_list() == [True]
+    assert (
+        next(
+            one["args"]["huge"]
+            for one in json.loads((tmp_path / "out.kineto").read_bytes())["traceEvents"]
+            if one["name"] == "half ?"
+        )
+        == 10**30
+    )
+
+
+def test_spans_before_1970_are_left_out_of_otlp_and_said(tmp_path):
+    rows = [row("kernel", "k", 0, 7, start, 5.0, {}) for start in (-20.0, -1.0, 3.0)]
+    path = write(tmp_path / "rank0.json", json.dumps({"traceEvents": rows}))
+    result = convert([path], to="otlp", out=tmp_path / "o.otlp")
+    assert result.files[0][1] == 1
+    assert [one for one in result.remarks if "1970" in one] == [
+        "2 spans are stamped before 1970, for which OTLP has no time"
+    ]

@@ -139,6 +139,8 @@ class _IdleCalls(dict[Any, bool]):
         return found
 
 
+_LONGEST_NS = 10 * 86_400 * 10**9
+"""No call takes longer; it keeps sums far from 2**63."""
 # So that ns stay below 2**62; Unix time in µs has 16 digits.
 _THREE_DECIMALS = re.compile(rb"(?:[1-3]?\d{1,15}\.\d{3}(?: |$))++")
 _LONG_STAMP = re.compile(rb"\"ts\"\s*:\s*\d{14,}\.\d")
@@ -269,11 +271,14 @@ def _stamps(
     duration = _to_ns([event.dur for event in events])
     no_stamp = (start == NO_ID) | (duration == NO_ID)
     negative = ~no_stamp & (duration < 0)
+    endless = ~no_stamp & (duration > _LONGEST_NS)
     if no_stamp.any():
         set_aside["no readable stamp"] += int(no_stamp.sum())
     if negative.any():
         set_aside["negative duration"] += int(negative.sum())
-    return start, duration, ~(no_stamp | negative)
+    if endless.any():
+        set_aside["longer than ten days"] += int(endless.sum())
+    return start, duration, ~(no_stamp | negative | endless)
 
 
 def _to_ns(values: list[Any]) -> NDArray[np.int64]:
@@ -464,6 +469,12 @@ def _count(value: Any) -> int:
     return NO_ID if number is None or not 0 <= number < 1 << 62 else number
 
 
+def _size(value: Any) -> int | None:
+    """Return a number of ranks or elements; None beyond what times 16 bytes fits 64 bits."""
+    number = _whole(value)
+    return number if number is not None and 0 <= number < 1 << 53 else None
+
+
 def _whole(value: Any) -> int | None:
     if type(value) is int:
         return value
@@ -487,8 +498,8 @@ def _collective(arguments: Any) -> CollectiveArguments:
         group=_text(arguments.group),
         description=_text(arguments.group_description),
         ranks=_text(arguments.group_ranks),
-        group_size=_whole(arguments.group_size),
+        group_size=_size(arguments.group_size),
         dtype=_text(arguments.dtype),
-        in_elements=_whole(arguments.in_elements),
-        out_elements=_whole(arguments.out_elements),
+        in_elements=_size(arguments.in_elements),
+        out_elements=_size(arguments.out_elements),
     )

@@ -37,6 +37,8 @@ EXACT_LIMIT_US = float(1 << 43)
 _ARRAY_END = re.compile(rb"\}\s*\](?=\s*(?:\}|,\s*\"|$))")
 _MAX_NS = 1 << 62
 _BETWEEN = b", \t\r\n"
+_BETWEEN_BYTES = frozenset(bytes([code]) for code in _BETWEEN)
+_BETWEEN_RUN = re.compile(rb"[, \t\r\n]*")
 
 _Loose = int | float | str | None
 
@@ -114,10 +116,12 @@ class End(_Edge, gc=False, tag="E"):
 
 
 # Flows, metadata, instants, counters: known, and not slices.
+_OTHER_PHASES = "bensftMiICPNODvVRc(),=SpF"
 _OTHERS = tuple(
     msgspec.defstruct(f"_Other{number}", [], tag_field="ph", tag=letter, gc=False)
-    for number, letter in enumerate("bensftMiICPNODvVRc(),=SpF")
+    for number, letter in enumerate(_OTHER_PHASES)
 )
+_KNOWN_PHASES = frozenset(_OTHER_PHASES) | {"X", "B", "E"}
 
 
 def _decoder(kind: type[msgspec.Struct]) -> Callable[[bytes], Any]:
@@ -201,12 +205,10 @@ def _cut_tail(data: bytes) -> tuple[bytes, str | None]:
 
 def _decode_into(data: bytes, out: Decoded, wanted: type[msgspec.Struct], *, last: bool) -> None:
     # Offsets, not slices: copies of megabytes cost as much as decoding them.
-    first, end = 0, len(data)
-    while first < end and data[first] in _BETWEEN:
-        first += 1
-    while end > first and data[end - 1] in _BETWEEN:
-        end -= 1
-    if first == end or (last and out.tail is not None):
+    between = _BETWEEN_RUN.match(data)
+    first = between.end() if between is not None else 0
+    end = len(data.rstrip(_BETWEEN)) if data[-1:] in _BETWEEN_BYTES else len(data)
+    if first >= end or (last and out.tail is not None):
         return
     read = _DECODERS[wanted]
     try:
@@ -230,6 +232,11 @@ def _decode_into(data: bytes, out: Decoded, wanted: type[msgspec.Struct], *, las
             out.damage.repaired += 1
             _take(events, out, wanted)
             return
+    _salvage_into(body, out, wanted, last=last)
+
+
+def _salvage_into(body: bytes, out: Decoded, wanted: type[msgspec.Struct], *, last: bool) -> None:
+    """Read what can be read of a damaged stretch, event by event."""
     found = salvage(body, last=last)
     out.damage.add(
         Damage(
@@ -239,14 +246,17 @@ def _decode_into(data: bytes, out: Decoded, wanted: type[msgspec.Struct], *, las
             repaired=found.repaired,
         )
     )
-    out.rows += len(found.events)
     build = _full_from_dict if wanted is FullEvent else _from_dict
-    out.events += [build(event) for event in found.events if event.get("ph") == "X"]
-    out.edges += [
-        _edge_from_dict(Begin if event["ph"] == "B" else End, event)
-        for event in found.events
-        if event.get("ph") in ("B", "E")
-    ]
+    for event in found.events:
+        phase = event.get("ph")
+        if not _is_whole(event):
+            out.damage.add(_lost(event))
+            continue
+        out.rows += 1
+        if phase == "X":
+            out.events.append(build(event))
+        elif phase in ("B", "E"):
+            out.edges.append(_edge_from_dict(Begin if phase == "B" else End, event))
     if found.tail is not None:
         out.tail = found.tail
 
@@ -256,6 +266,18 @@ def _take(events: list[Any], out: Decoded, wanted: type[msgspec.Struct]) -> None
     out.events += [event for event in events if type(event) is wanted]
     if not {Begin, End}.isdisjoint(map(type, events)):
         out.edges += [event for event in events if type(event) in (Begin, End)]
+
+
+def _is_whole(event: dict[str, Any]) -> bool:
+    """Say whether an event tells what it is: without that it would vanish unsaid."""
+    phase, category = event.get("ph"), event.get("cat")
+    known = isinstance(phase, str) and phase in _KNOWN_PHASES
+    return known and (category is None or isinstance(category, str))
+
+
+def _lost(event: dict[str, Any]) -> Damage:
+    size = len(json.dumps(event).encode("utf-8", "replace"))
+    return Damage(lost_bytes=size, lost_stretches=1, lost_events=1)
 
 
 def _edge_from_dict(kind: type[Begin] | type[End], row: dict[str, Any]) -> Begin | End:
@@ -275,7 +297,7 @@ def _from_dict(row: dict[str, Any]) -> Event:
             Arguments.__struct_fields__, Arguments.__struct_encode_fields__, strict=True
         ):
             setattr(built, name, arguments.get(key))
-    category = row.get("cat")
+    category = _loose(row.get("cat"))
     return Event(
         cat=category if isinstance(category, str) else None,
         name=_loose(row.get("name")),
@@ -292,7 +314,11 @@ def _full_from_dict(row: dict[str, Any]) -> FullEvent:
 
     def raw(key: str) -> msgspec.Raw:
         value = row.get(key)
-        text = value if key != "args" and isinstance(value, str) else json.dumps(value)
+        text = (
+            value
+            if key != "args" and isinstance(value, str)
+            else json.dumps(value, ensure_ascii=False)
+        )
         return msgspec.Raw(text.encode("utf-8", "replace"))
 
     small = _from_dict({**row, "args": None})
@@ -308,6 +334,8 @@ def _full_from_dict(row: dict[str, Any]) -> FullEvent:
 
 
 def _loose(value: Any) -> _Loose:
+    if isinstance(value, str) and not value.isascii():  # half a surrogate pair is no text
+        return value.encode("utf-8", "replace").decode()
     return value if isinstance(value, int | float | str) else None
 
 

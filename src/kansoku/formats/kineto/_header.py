@@ -10,6 +10,9 @@ __all__ = ["Metadata", "rank_from_name", "read_metadata"]
 _DECODER = json.JSONDecoder(strict=False)
 _FIELDS = ("distributedInfo", "baseTimeNanoseconds", "deviceProperties", "traceName")
 _LIMIT = 32 << 20
+_RANK_DIGITS = 9
+_MOST_RANKS = 10**_RANK_DIGITS
+"""What tables hold, in 32 bits; longer numbers are dates and the like."""
 _NAME_RANKS = (
     re.compile(r"(?i)(?<![a-z])(?:global_?)?rank[-_.=]?(\d+)"),
     re.compile(r"(?i)(?<![a-z])worker[-_.]?(\d+)"),
@@ -51,10 +54,10 @@ def read_metadata(texts: list[str]) -> Metadata:
     devices = found.get("deviceProperties")
     groups = info.get("pg_config")
     return Metadata(
-        rank=_whole(info.get("rank")),
-        world_size=_whole(info.get("world_size")),
+        rank=_rank(info.get("rank")),
+        world_size=_rank(info.get("world_size")),
         backend=info.get("backend") if isinstance(info.get("backend"), str) else None,
-        base_ns=_whole(found.get("baseTimeNanoseconds")),
+        base_ns=_base(found.get("baseTimeNanoseconds")),
         device_name=_device_name(devices),
         groups=tuple(g for g in groups if isinstance(g, dict)) if isinstance(groups, list) else (),
     )
@@ -75,9 +78,21 @@ def _whole(value: Any) -> int | None:
     return value if 0 <= value < 1 << 62 else None
 
 
+def _base(value: Any) -> int | None:
+    """Return Unix ns below 2**61 (until 2043), so that any stamp of the file may be added."""
+    number = _whole(value)
+    return number if number is not None and number < 1 << 61 else None
+
+
+def _rank(value: Any) -> int | None:
+    """Return a rank or a number of ranks; None for one that no job has."""
+    number = _whole(value)
+    return number if number is not None and number < _MOST_RANKS else None
+
+
 def rank_from_name(file_name: str) -> int | None:
     """Return the rank that a file name tells, such as ``rank3.json`` or ``worker3_step_12…``."""
     for pattern in _NAME_RANKS:
-        if match := pattern.search(file_name):
+        if (match := pattern.search(file_name)) and len(match[1]) <= _RANK_DIGITS:
             return int(match[1])
     return None

@@ -1,5 +1,6 @@
 """Write spans as a Kineto-style Chrome trace of one rank."""
 
+import json
 from collections.abc import Iterable
 from typing import IO, Any
 
@@ -44,12 +45,19 @@ def write_kineto(
             if base is None:
                 base = row["start_ns"] // 10**9 * 10**9
                 file.write(_head(rank, world_size, base))
-            file.write((b",\n" if count else b"\n") + orjson.dumps(_event(row, base)))
+            file.write((b",\n" if count else b"\n") + _json(_event(row, base)))
             count += 1
     if base is None:
         file.write(_head(rank, world_size, 0))
     file.write(b"\n]}\n")
     return count
+
+
+def _json(event: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(event)
+    except TypeError:  # numbers beyond 64 bits, which the file had
+        return json.dumps(event, ensure_ascii=True).encode()
 
 
 def _head(rank: int | None, world_size: int | None, base_ns: int) -> bytes:

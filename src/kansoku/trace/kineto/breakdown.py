@@ -27,9 +27,10 @@ __all__ = [
     "unions",
 ]
 
-_PROFILER_STEP = re.compile(r"ProfilerStep[*#]?\s*#?(\d+)")
+# Numbers of at most nine digits: what tables hold, in 32 bits.
+_PROFILER_STEP = re.compile(r"ProfilerStep[*#]?\s*#?(\d{1,9})(?!\d)")
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
-_ALT_STEP = re.compile(r"(?i)^(?:train(?:ing)?[_ ]?)?(?:step|iteration)[ _#:=]+(\d+)$")
+_ALT_STEP = re.compile(r"(?i)^(?:train(?:ing)?[_ ]?)?(?:step|iteration)[ _#:=]+(\d{1,9})$")
 
 KERNEL_WAIT_LIMIT_NS = 30
 """A gap up to this long between launched rows is the device's own (HTA's 30 ns threshold)."""

@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 import re
+import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +16,8 @@ from tests.labs.kineto_files import START_US, Job, document, events, row, text, 
 
 from kansoku.app.trace import breakdown
 from kansoku.errors import InputError
+from kansoku.formats.kineto._events import decode
+from kansoku.formats.kineto._scan import Piece
 
 JOB = Job()
 FIGURES = (
@@ -257,7 +260,20 @@ def test_odd_types_everywhere(same):
         {"ph": "Q", "name": "unknown type", "ts": START_US},
         {"ph": 5, "ts": 1},
     ]
-    same(text(JOB, rows))
+    # The category and the two types say not what those are: a kernel may be among them.
+    same(text(JOB, rows), incomplete=["3 damaged stretches"])
+
+
+@pytest.mark.parametrize(("key", "value"), [("ph", 5), ("ph", "Y"), ("cat", 7), ("cat", [])])
+def test_a_kernel_that_does_not_say_what_it_is_is_missed(tmp_path, intact, key, value):
+    rows = events(JOB)
+    place = next(n for n, one in enumerate(rows) if one.get("cat") == "kernel")
+    rows[place] = {**rows[place], key: value}
+    result = answer(write(tmp_path / "t.json", text(JOB, rows)))
+    assert figures(result) != figures(intact)
+    assert result["ranks"][0]["incomplete"][0].startswith("1 damaged stretches")
+    changed = [s for s, row in steps(result).items() if row != steps(intact)[s]]
+    assert changed == [min(steps(intact))]
 
 
 def test_overlapping_slices_count_once(tmp_path):
@@ -411,3 +427,55 @@ def test_order_of_events_never_matters(tmp_path, intact, seed):
         for item in (*one, *other):
             item.pop("file", None)
         assert one == other, key
+
+
+def test_slices_longer_than_ten_days_are_set_aside(same):
+    rows = events(JOB)
+    rows += [row("kernel", "k", 0, 7, START_US, 1e15, {}) for _ in range(100)]
+    same(text(JOB, rows), incomplete=["100 slices set aside: longer than ten days"])
+
+
+def test_sizes_beyond_64_bits_are_unknown(tmp_path):
+    arguments = {"Collective name": "allreduce", "In msg nelems": 10**30, "Out msg nelems": 10**30,
+                 "Group size": 10**25, "dtype": "Float", "Seq": 2**70}  # fmt: skip
+    rows = [row("kernel", "ncclDevKernel_AllReduce", 0, 7, START_US, 5.0, arguments)]
+    (found,) = answer(write(tmp_path / "t.json", text(JOB, rows)))["collectives"]
+    assert [found[key] for key in ("op", "bytes", "group_size", "seq")] == [
+        "all_reduce", None, None, None,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "rank"),
+    [(5 * 10**12, "t.json", None), (5 * 10**12, "rank3.json", 3), (None, "rank16941282015450.json", None)],
+)  # fmt: skip
+def test_a_rank_that_no_job_has_is_none(tmp_path, said, name, rank):
+    content = json.dumps({"distributedInfo": {"rank": said}, "traceEvents": events(JOB)})
+    assert answer(write(tmp_path / name, content))["ranks"][0]["rank"] == rank
+
+
+def test_steps_of_more_than_nine_digits_are_no_steps(tmp_path):
+    rows = [
+        {**one, "name": f"ProfilerStep#{10**30}"} if "ProfilerStep" in str(one["name"]) else one
+        for one in events(JOB)
+    ]
+    found = answer(write(tmp_path / "t.json", text(JOB, rows)))["steps"]
+    assert [(one["step"], one["source"]) for one in found] == [(None, "window")]
+
+
+def test_a_stretch_of_spaces_costs_no_time_of_its_own():
+    # As a small file may inflate to: lines of ours that ran are counted, not seconds.
+    piece = Piece(kind="events", data=b" ," * (1 << 20), offset=0)
+    calls = 0
+
+    def count(frame, event, _):
+        nonlocal calls
+        calls += event == "line"
+        return count
+
+    sys.settrace(count)
+    try:
+        assert decode(piece).events == []
+    finally:
+        sys.settrace(None)
+    assert calls < 1000
