@@ -160,7 +160,7 @@ def _write(
     from kansoku.formats.otlp_trace import write_otlp_json, write_otlp_protobuf
     from kansoku.formats.perfetto import write_perfetto
 
-    frames = (frame for item in inputs for frame in item.frames())
+    frames: Iterator[pl.DataFrame] = (frame for item in inputs for frame in item.frames())
     if to == "otlp":
         frames = _since_1970(frames, remarks)
     try:
