@@ -4,12 +4,15 @@ import hashlib
 
 import httpx
 import msgspec
+import polars as pl
 import pytest
 
 from kansoku.app.serve import Server, ServeSettings
+from kansoku.app.serve.fabric import Inherited
 from kansoku.catalog import load_cluster
 from kansoku.errors import ConfigurationError
 from kansoku.fabric.messages import Register, RnicAddress
+from kansoku.model import table_schema
 
 PACK = {"content-type": "application/msgpack"}
 HELLO = msgspec.msgpack.encode(Register("c001", 1, [RnicAddress("c001/mlx5_0", "10.0.0.1", 5)]))
@@ -78,3 +81,24 @@ def test_without_a_fabric_there_is_no_controller(tmp_path):
         assert answer.status_code in {404, 405}
     with pytest.raises(ConfigurationError, match="without a cluster file"):
         Server(settings(tmp_path / "other", fabric=tmp_path / "fabric.toml"))
+
+
+def finding(subject, verdict, source="fabric"):
+    return {"id": "fabric.link", "subject": subject, "verdict": verdict, "source": source,
+            "severity": "critical", "sentence": "x", "onset_ns": 5, "time_ns": 9}  # fmt: skip
+
+
+def test_what_an_earlier_controller_left_open_is_closed_after_three_clear_windows():
+    """Its successor has never seen the fault: nobody else would say that it is over."""
+    rows = [finding("link:a-b", "found"), finding("link:c-d", "none"),
+            finding("node:n", "found", source="watch")]  # fmt: skip
+    left = Inherited(pl.DataFrame(rows, schema=table_schema("findings")))
+    for verdict in ("clear", "clear", "link", "clear", "unknown", "clear", "clear"):
+        assert left.judge(verdict, 100).is_empty()
+    (closed,) = left.judge("clear", 200).to_dicts()
+    assert (closed["id"], closed["subject"], closed["verdict"]) == (
+        "fabric.link", "link:a-b", "none",
+    )  # fmt: skip
+    assert (closed["time_ns"], closed["onset_ns"], closed["severity"]) == (200, 5, "info")
+    assert "link:a-b is not at fault any more" in closed["sentence"]
+    assert left.judge("clear", 300).is_empty()

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 from starlette.requests import Request
 
 from kansoku.app.serve.access import Access
 from kansoku.catalog import Cluster
+from kansoku.model import table_schema
 from kansoku.store import LocalStore
 
 if TYPE_CHECKING:
@@ -15,7 +17,10 @@ if TYPE_CHECKING:
     from kansoku.fabric.controller import Outcome
     from kansoku.fabric.edge.http import FabricService
 
-__all__ = ["fabric_counts", "fabric_service", "has_fabric"]
+__all__ = ["Inherited", "fabric_counts", "fabric_service", "has_fabric"]
+
+
+_CLEAR_WINDOWS = 3
 
 
 def has_fabric(cluster: Cluster | None) -> bool:
@@ -50,10 +55,14 @@ def fabric_service(
         allowed = principal.may_send if does == "send" else principal.role in {"local", "operator"}
         return None if allowed else (403, f"role {principal.role} may not do this")
 
+    inherited = Inherited(store.query("findings"))
+
     def keep(outcome: "Outcome") -> None:
         # Without any agent there is nothing to say: not even that nothing is at fault.
         if service.controller.members():
             tables = outcome_tables(service.controller, outcome)
+            closed = inherited.judge(outcome.analysis.verdict, outcome.window.end_ns)
+            tables["findings"] = pl.concat([tables["findings"], closed])
             store.commit({name: frame for name, frame in tables.items() if frame.height})
 
     service = make_service(
@@ -61,6 +70,34 @@ def fabric_service(
         clock=clock_ns,
     )  # fmt: skip
     return service
+
+
+class Inherited:
+    """Findings that a controller left open when the server ended.
+
+    The one that starts knows nothing of them, so nobody would ever close what healed meanwhile.
+    They are closed after :data:`_CLEAR_WINDOWS` clear windows in a row; what is still at fault is
+    found anew before.
+    """
+
+    def __init__(self, findings: pl.DataFrame) -> None:
+        """Take the answer of the query ``findings``."""
+        mine = (pl.col("source") == "fabric") & (pl.col("verdict") == "found")
+        self._open = findings.filter(mine)
+        self._clear = 0
+
+    def judge(self, verdict: str, time_ns: int) -> pl.DataFrame:
+        """Return rows of ``findings`` that a window closes; empty until it is sure."""
+        self._clear = self._clear + 1 if verdict == "clear" else 0
+        rows = self._open.clear()
+        if self._clear >= _CLEAR_WINDOWS and not self._open.is_empty():
+            sentence = pl.col("subject") + " is not at fault any more: seen anew, network cleared"
+            rows = self._open.with_columns(
+                time_ns=pl.lit(time_ns, pl.Int64), verdict=pl.lit("none"),
+                severity=pl.lit("info"), sentence=sentence,
+            )  # fmt: skip
+            self._open = self._open.clear()
+        return rows.select(list(table_schema("findings")))
 
 
 def fabric_counts(service: "FabricService") -> dict[str, Any]:
