@@ -61,4 +61,7 @@ def translate(text: str, language: str) -> str:
         if match is not None:
             parts = zip(match.groups(), spoken, strict=True)
             return other.format(*(translate(p, language) if said else p for p, said in parts))
-    return text
+    # Facts in a row: each is a sentence of its own.
+    return (
+        "; ".join(translate(part, language) for part in text.split("; ")) if "; " in text else text
+    )

@@ -349,15 +349,11 @@ def reliability_view(answer: ReliabilityAnswer) -> View:
                 for b in result.buckets
             ],
         ),
-        Table(
-            title=f"Best checkpoint interval for a write of {seconds(policy.write_s)}",
-            columns=[_number("GPUs"), _number("MTTF h"), Column(title="MTTF is"),
-                     _number("Young"), _number("Daly"), _number("higher order")],
-            rows=[
-                [a.gpus, hours(a.mttf_h), "measured" if a.measured else "projected",
-                 seconds(a.young_s), seconds(a.daly_s), seconds(a.higher_order_s)]
-                for a in result.checkpoint
-            ],
+        _best_intervals(result)
+        if result.checkpoint
+        else Sentence(
+            text="No checkpoint interval can be advised: no failure of infrastructure was seen.",
+            tone=Tone.MUTED,
         ),
         Table(
             title="Why jobs ended",
@@ -376,6 +372,19 @@ def reliability_view(answer: ReliabilityAnswer) -> View:
 
 _UNITS = {"Cel": "°C"}
 """How people write what UCUM calls otherwise."""
+
+
+def _best_intervals(result: Reliability) -> Table:
+    return Table(
+        title=f"Best checkpoint interval for a write of {seconds(result.policy.write_s)}",
+        columns=[_number("GPUs"), _number("MTTF h"), Column(title="MTTF is"),
+                 _number("Young"), _number("Daly"), _number("higher order")],
+        rows=[
+            [a.gpus, hours(a.mttf_h), "measured" if a.measured else "projected",
+             seconds(a.young_s), seconds(a.daly_s), seconds(a.higher_order_s)]
+            for a in result.checkpoint
+        ],
+    )  # fmt: skip
 
 
 def _mttf(bucket: Bucket) -> str:

@@ -280,7 +280,7 @@ def _fabric(reading: Reading, values: Mapping[str, str]) -> Screen:
         answer={
             "schema": "kansoku.web.fabric/1",
             "window": span.to_json(),
-            "verdict": "found" if found else "none" if probes else "unknown",
+            "verdict": "unknown" if not probes else "found" if found else "none",
             "reason": None if probes else "no probe in the window",
             "probes": probes,
             "lost": lost,
@@ -304,6 +304,13 @@ def _ns(value: object) -> str:
 
 
 def _verdict_block(found: list[dict[str, object]], probes: int) -> ScreenBlock:
+    if found and not probes:
+        first = found[0]
+        return Sentence(
+            text="Unknown now: no probe in this window.",
+            detail=f"Not closed: {first['sentence']}; since {_when(first['onset_ns'])}",
+            tone=Tone.NOTICE,
+        )
     if found:
         first = found[0]
         blamed = (

@@ -205,7 +205,7 @@ def _verdict(a: _Side, b: _Side, probability: float | None) -> Sentence:
         )
     word = "longer" if y > x else "shorter"
     return Sentence(
-        text=f"A step of B takes {abs(y / x - 1):.1%} {word} than a step of A.",
+        text=f"A step of B is {abs(y / x - 1):.1%} {word} than a step of A.",
         tone=Tone.NOTICE if y > x else Tone.GOOD,
         detail=detail,
     )
