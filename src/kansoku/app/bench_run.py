@@ -61,6 +61,8 @@ class PretrainResult:
     """Of the straggler search: found, none or unknown."""
     folder: Path
     exit_code: int
+    hosts: tuple[str, ...]
+    """Nodes that the ranks ran on."""
     slurm_job: str | None = None
     """The job that ran it, where Slurm did."""
 
@@ -112,6 +114,7 @@ class BenchRun:
                     "mfu_reason": r.mfu_reason,
                     "stragglers": r.verdict,
                     "exit_code": r.exit_code,
+                    "hosts": list(r.hosts),
                     "slurm_job": r.slurm_job,
                     "run": str(r.folder),
                     "mllog": str(r.folder.parent / f"{r.folder.name}.log"),
@@ -171,13 +174,12 @@ def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-def _environment() -> dict[str, str]:
-    facts = {
-        "host": platform.node(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "cores": str(os.cpu_count()),
-    }
+def _environment(*, submitted: bool) -> dict[str, str]:
+    """Return the facts of this machine: of one that only submits, what its jobs share with it."""
+    facts = {"submitted from" if submitted else "host": platform.node()}
+    if not submitted:
+        facts |= {"kernel": platform.release(), "cores": str(os.cpu_count())}
+    facts["python"] = platform.python_version()
     for package in ("torch", "kansoku"):
         try:
             facts[package] = metadata.version(package)
@@ -288,6 +290,7 @@ def _one(
         verdict=seen.stragglers.verdict.value,
         folder=folder,
         exit_code=code,
+        hosts=tuple(sorted({rank.node for rank in seen.run.facts.ranks})),
         slurm_job=job,
     )
 
@@ -307,4 +310,5 @@ def bench_run(
         raise InputError("no case to run", remedy="--ranks and --batch")
     out.mkdir(parents=True, exist_ok=True)
     results = [_one(case, out, sbatch, say) for case in cases]
-    return BenchRun(results=tuple(results), environment=_environment())
+    environment = _environment(submitted=sbatch is not None)
+    return BenchRun(results=tuple(results), environment=environment)

@@ -79,6 +79,7 @@ def test_the_run_was_observed_on_every_node(lab, bench, nodes):
     assert failed == []
     trained = [line for line in loglines if line.key == "tracked_stats"]
     assert len(trained) == STEPS
+    assert runs[nodes - 1]["hosts"] == lab.nodes[:nodes]
     seen = report(folder)
     assert seen.throughput.complete_steps == len(trained)
     facts = seen.run.facts
