@@ -214,6 +214,15 @@ def _hang(folder, *, seconds=3.0, timeout=150):
         time.sleep(0.1)
 
 
+def _stopped(pid, *, timeout=150):
+    """Wait until the kernel holds a process stopped: on a busy machine 3 s pass without a step."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+            return
+        time.sleep(0.1)
+
+
 def main():
     # Once, before the ranks are forked: DDP and optimizers import these on first use.
     import torch._dynamo
@@ -229,6 +238,8 @@ def main():
             pids = []
         else:
             pids = _fork(plan)
+            if plan["fault"] == "stop":
+                _stopped(pids[BAD])
             if plan["fault"] in HANGS:
                 _hang(Path(plan["folder"]))
             else:
