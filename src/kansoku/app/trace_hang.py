@@ -1,8 +1,10 @@
 """Why a job hangs: from dumps of its ranks to the ranks at fault."""
 
+import gc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -189,6 +191,30 @@ def hang(
     ``progress`` gets the files read and those there are. Unreadable dumps are evidence: their ranks
     count as silent. Raises InputError if there is nothing to read, or nothing of it can be.
     """
+    with _without_collection():
+        return _hang(paths, executor, progress)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Pause the garbage collector: it walks a million objects again and again, and frees none.
+
+    It halves the time of 2,000 dumps. Processes that are forked meanwhile do without as well.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _hang(
+    paths: Sequence[Path],
+    executor: Executor | None,
+    progress: Callable[[int, int], None] | None,
+) -> HangReport:
     runs = [path for path in paths if (path / "run.json").is_file()]
     rest = [path for path in paths if path not in runs]
     states = [state for path in runs for state in states_of_spans(*_run(path))]

@@ -1,5 +1,6 @@
 """Hangs from what NCCL says itself: RAS reports as its user guide shows them, debug logs."""
 
+import gc
 import json
 import os
 
@@ -231,3 +232,16 @@ def test_junk_is_refused_and_not_called_fine(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"tells of a hang: .*junk"):
         hang([path])
+
+
+def test_the_garbage_collector_is_as_it_was(tmp_path):
+    with pytest.raises(InputError):
+        hang([tmp_path])
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with pytest.raises(InputError):
+            hang([tmp_path])
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
