@@ -6,8 +6,9 @@ long run costs no more than a short one.
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -114,20 +115,26 @@ def rank_lines(steps: pl.DataFrame, nodes: dict[int, str]) -> tuple[RankLine, ..
     if done.is_empty():
         return ()
     newest = done.sort("rank", "step").group_by("rank", maintain_order=True).tail(_RECENT_STEPS)
+    each = newest.group_by("rank", maintain_order=True).agg(
+        pl.col("step").last(),
+        pl.col("duration_ns").sum().alias("total_ns"),
+        pl.col("duration_ns").cast(pl.Float64).median().alias("median_ns"),
+        (pl.col("duration_ns") / 1e6).alias("trend_ms"),
+        *(pl.col(f"{phase.value}_ns").sum() for phase in PHASES),
+    )
     lines, waits = [], {}
-    for (rank,), rows in newest.group_by("rank", maintain_order=True):
-        total = int(rows["duration_ns"].sum())
-        shares = {p: int(rows[f"{p.value}_ns"].sum()) / total if total else 0.0 for p in PHASES}
-        number = int(str(rank))
+    for row in each.iter_rows(named=True):
+        total, number = row["total_ns"], row["rank"]
+        shares = {p: row[f"{p.value}_ns"] / total if total else 0.0 for p in PHASES}
         waits[number] = shares[Phase.COLLECTIVE]
         lines.append(
             RankLine(
                 rank=number,
                 node=nodes.get(number, ""),
-                step=int(rows["step"].to_list()[-1]),
-                step_ms=float(rows["duration_ns"].cast(pl.Float64).median() or 0.0) / 1e6,  # type: ignore[arg-type]
+                step=row["step"],
+                step_ms=row["median_ns"] / 1e6,
                 phases=shares,
-                trend=tuple(float(v) / 1e6 for v in rows["duration_ns"].to_list()),
+                trend=tuple(row["trend_ms"]),
             )
         )
     late = late_rank(waits)
@@ -151,6 +158,18 @@ def _mfu(steps: pl.DataFrame, lines: tuple[RankLine, ...], peak: float | None) -
         return None
     slowest_ms = max(line.step_ms for line in lines)
     return float(newest["flops"].sum()) / (slowest_ms / 1e3) / peak if slowest_ms else None
+
+
+@lru_cache(maxsize=65_536)
+def _labels(text: str) -> Mapping[str, Any]:
+    """Return the labels of a series: thousands, the same every second."""
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def _on(nodes: Sequence[str] | None) -> dict[str, list[str]] | None:
+    """Return the matcher of some nodes' series, None for those of all."""
+    return None if nodes is None else {"host.name": list(nodes)}
 
 
 def _incident_text(row: Mapping[str, Any]) -> str:
@@ -242,11 +261,13 @@ class StoreSource:
     _strays: set[str] = field(default_factory=set)
     """Runs of no job."""
 
-    def _value(self, metric: str) -> dict[tuple[str, str], float]:
+    def _value(
+        self, metric: str, nodes: Sequence[str] | None = None
+    ) -> dict[tuple[str, str], float]:
         """Return the latest value by (node, device); the general task where a metric has tasks."""
         found: dict[tuple[str, str], float] = {}
-        for row in self.store.latest(metric).iter_rows(named=True):
-            labels = json.loads(row["labels"])
+        for row in self.store.latest(metric, _on(nodes)).iter_rows(named=True):
+            labels = _labels(row["labels"])
             if labels.get("hw.gpu.task", "general") != "general":
                 continue
             if labels.get("hw.sensor_location", "core") not in {"core", "gpu"}:
@@ -255,11 +276,11 @@ class StoreSource:
             found[node, str(labels.get("hw.name") or labels.get("hw.id", ""))] = row["value"]
         return found
 
-    def _gpus(self) -> list[DeviceLine]:
-        watts = self._value("hw.power")
-        use = self._value("hw.gpu.utilization")
-        memory = self._value("hw.gpu.memory.utilization")
-        heat = self._value("hw.temperature")
+    def _gpus(self, nodes: Sequence[str] | None = None) -> list[DeviceLine]:
+        watts = self._value("hw.power", nodes)
+        use = self._value("hw.gpu.utilization", nodes)
+        memory = self._value("hw.gpu.memory.utilization", nodes)
+        heat = self._value("hw.temperature", nodes)
         keys = sorted(set(watts) | set(use) | set(memory))
         return [
             DeviceLine(
@@ -274,14 +295,14 @@ class StoreSource:
             for node, name in keys
         ]
 
-    def _nics(self, now: int) -> list[DeviceLine]:
+    def _nics(self, now: int, nodes: Sequence[str] | None = None) -> list[DeviceLine]:
         rows = self.store.metric_range(
-            "hw.network.io", start_ns=now - _WINDOW_NS, end_ns=now, step_ns=_WINDOW_NS,
+            "hw.network.io", _on(nodes), start_ns=now - _WINDOW_NS, end_ns=now, step_ns=_WINDOW_NS,
             aggregate="rate",
         )  # fmt: skip
         sums: dict[tuple[str, str], float] = {}
         for row in rows.iter_rows(named=True):
-            labels = json.loads(row["labels"])
+            labels = _labels(row["labels"])
             key = (str(labels.get("host.name", "")), str(labels.get("hw.name", "")))
             if row["value"] is not None:
                 sums[key] = sums.get(key, 0.0) + row["value"]
@@ -360,13 +381,13 @@ class StoreSource:
         found = TopSnapshot(title=self.title, time_ns=now)
         if line.run is not None:
             found = self._of_run(line.run, {}, now)
-        every = [one for one in (*self._gpus(), *self._nics(now)) if one.node in line.nodes]
+        every = (*self._gpus(line.nodes), *self._nics(now, line.nodes)) if line.nodes else ()
         return replace(
             found,
             title=" · ".join(part for part in (f"job {key}", line.name, line.user, line.state)
                              if part),
             job=line,
-            devices=tuple(every),
+            devices=every,
             incidents=tuple(_incident_text(r) for r in incidents if about_job(line, r)),
             mfu_ratio=line.mfu_ratio,
             note=None if found.ranks else "its training is not recorded: kansoku run, or attach",

@@ -6,8 +6,10 @@ from rich.text import Text
 
 from kansoku.model import PHASES, Phase
 
-__all__ = ["PHASE_LETTERS", "PHASE_STYLES", "bar", "number", "phase_strip", "rate", "spark"]
+__all__ = ["LATE", "PHASE_LETTERS", "PHASE_STYLES", "bar", "number", "phase_strip", "rate", "spark"]
 
+LATE = "bold white on red"
+"""A rank the others wait for. Red on black alone is nearly black where colour is off."""
 _SPARKS = "▁▂▃▄▅▆▇█"
 # Letters carry the meaning where colour is missing.
 PHASE_LETTERS = {

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from rich.text import Text
 
 from kansoku.app.top import JobLine
-from kansoku.tui._cells import number
+from kansoku.tui._cells import LATE, number
 
 __all__ = ["JOB_SORTS", "job_cells", "job_columns", "job_head", "kept_jobs"]
 
@@ -33,7 +33,7 @@ def job_cells(line: JobLine, now_ns: int, *, narrow: bool) -> tuple[Text | str, 
     """Return one row; marks carry the meaning where colour is missing."""
     name = Text(line.name or "–", overflow="ellipsis", no_wrap=True)
     name.truncate(12 if narrow else 24, overflow="ellipsis")
-    late = "–" if line.late is None else f"{line.late} ◀"
+    late = Text("–") if line.late is None else Text(f"{line.late} ◀", LATE)
     trouble = Text(f"{line.incidents} !" if line.incidents else "–", "yellow")
     mfu = "–" if line.mfu_ratio is None else f"{line.mfu_ratio:.1%}"
     step = "–" if line.step is None else str(line.step)
@@ -41,11 +41,11 @@ def job_cells(line: JobLine, now_ns: int, *, narrow: bool) -> tuple[Text | str, 
     key.truncate(12 if narrow else 26, overflow="ellipsis")
     nodes, time = str(len(line.nodes) or "–"), number(line.step_ms, digits=0 if narrow else 1)
     if narrow:
-        return (key, name, nodes, step, time, mfu, Text(late, "bold red"), trouble)
+        return (key, name, nodes, step, time, mfu, late, trouble)
     gpus, ranks = number(line.gpus), str(line.ranks or "–")
     return (
         key, name, line.user or "–", line.state, _ran(line.start_ns, now_ns), nodes, gpus, ranks,
-        step, time, mfu, Text(late, "bold red"), trouble,
+        step, time, mfu, late, trouble,
     )  # fmt: skip
 
 

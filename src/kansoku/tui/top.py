@@ -15,12 +15,15 @@ from textual.widgets import DataTable, Footer, Input, Static
 from kansoku.app.top import DeviceLine, RankLine, TopSnapshot, TopSource
 from kansoku.errors import KansokuError
 from kansoku.model import PHASES
-from kansoku.tui._cells import PHASE_LETTERS, bar, number, phase_strip, rate, spark
+from kansoku.tui._cells import LATE, PHASE_LETTERS, bar, number, phase_strip, rate, spark
 from kansoku.tui._jobs import JOB_SORTS, job_cells, job_columns, job_head, kept_jobs
 
 __all__ = ["TopApp"]
 
 _NARROW_COLUMNS = 100
+_MOST_ROWS = 60
+"""Drawing a thousand rows each second would cost a quarter of a core; keys lead to the others."""
+_MORE = "more"
 _SORTS: dict[str, Callable[[RankLine], tuple[float, int]]] = {
     "rank": lambda line: (0.0, line.rank),
     "step time": lambda line: (-line.step_ms, line.rank),
@@ -48,7 +51,7 @@ class TopApp(App[None]):
 
     TITLE = "kansoku top"
     CSS = """
-    #head { height: 2; padding: 0 1; }
+    #head { height: auto; max-height: 3; padding: 0 1; }
     #jobs, #ranks { height: 2fr; }
     #devices { height: 1fr; }
     #incidents { height: auto; max-height: 5; padding: 0 1; }
@@ -143,9 +146,9 @@ class TopApp(App[None]):
             f"ranks {len(snapshot.ranks)}",
             f"step {max((line.step for line in snapshot.ranks), default=0)}",
             f"{number(snapshot.step_ms, ' ms', 1)} a step",
-            f"{number(snapshot.tokens_per_s)} tokens/s",
-            *([f"MFU {snapshot.mfu_ratio:.1%}"] if snapshot.mfu_ratio is not None else []),
             f"slowest rank {late[0]}" if late else "no rank stands out",
+            *([f"MFU {snapshot.mfu_ratio:.1%}"] if snapshot.mfu_ratio is not None else []),
+            f"{number(snapshot.tokens_per_s)} tokens/s",
             f"sort: {list(_SORTS)[self._sort]}",
         ]
         return Text("\n").join([first, Text(" · ".join(parts))])
@@ -164,9 +167,11 @@ class TopApp(App[None]):
             table.add_columns(*job_columns(narrow=narrow))
         table.clear()
         kept = kept_jobs(snapshot.jobs, self._filter, list(JOB_SORTS)[self._job_sort])
-        for line in kept:
+        for line in kept[:_MOST_ROWS]:
             table.add_row(*job_cells(line, snapshot.time_ns, narrow=narrow), key=line.key)
-        keys = [line.key for line in kept]
+        if len(kept) > _MOST_ROWS:
+            table.add_row("…", f"{len(kept) - _MOST_ROWS} more", key=_MORE)
+        keys = [line.key for line in kept[:_MOST_ROWS]]
         table.move_cursor(row=keys.index(at) if at in keys else 0)
         if self.focused is None or self.focused.id == "ranks":
             table.focus()
@@ -182,8 +187,9 @@ class TopApp(App[None]):
         row = table.cursor_row
         table.clear()
         wide = 24 if narrow else 60
-        for line in self._kept(snapshot):
-            style = "bold red" if line.late else ""
+        kept = self._kept(snapshot)
+        for line in kept[:_MOST_ROWS]:
+            style = LATE if line.late else ""
             table.add_row(
                 Text(f"{line.rank}{' ◀' if line.late else ''}", style),
                 line.node,
@@ -193,6 +199,8 @@ class TopApp(App[None]):
                 phase_strip(line.phases, wide),
                 key=str(line.rank),
             )
+        if len(kept) > _MOST_ROWS:
+            table.add_row("…", f"{len(kept) - _MOST_ROWS} more", "", "", "s sorts", "", key=_MORE)
         if table.row_count:
             table.move_cursor(row=min(row, table.row_count - 1))
 
@@ -210,10 +218,11 @@ class TopApp(App[None]):
         table.display = bool(snapshot.devices)
         table.clear()
         wanted = self._filter.lower()
-        for line in snapshot.devices:
-            if wanted and wanted not in line.node.lower():
-                continue
+        kept = [line for line in snapshot.devices if wanted in line.node.lower()]
+        for line in kept[:_MOST_ROWS]:
             table.add_row(*_device_cells(line), key=f"{line.node} {line.kind} {line.name}")
+        if len(kept) > _MOST_ROWS:
+            table.add_row(f"… {len(kept) - _MOST_ROWS} more: / filters", key=_MORE)
 
     def action_sort(self) -> None:
         """Sort by the next column."""
@@ -270,6 +279,8 @@ class TopApp(App[None]):
         if self._shown is None:
             return
         wanted = event.row_key.value
+        if wanted == _MORE:
+            return
         if event.data_table.id == "jobs":
             self._go(str(wanted))
             return
@@ -327,5 +338,5 @@ def _rank_text(line: RankLine) -> Text:
         share = line.phases.get(phase, 0.0)
         text.append(f"{phase.value:<11} {bar(share, 30)} {100 * share:5.1f} %\n", "")
     if line.late:
-        text.append("\nThe others wait for this rank.", "bold red")
+        text.append("\nThe others wait for this rank.", LATE)
     return text

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 
 import polars as pl
 import pytest
@@ -72,6 +73,20 @@ def test_jobs_are_listed_with_what_is_wrong(monkeypatch, size):
     drive(Jobs(FLEET), script, size)
 
 
+def test_the_mark_of_a_late_rank_can_be_read_without_colour(monkeypatch):
+    """Greyed, red letters on black are nearly black: the drawn letter must be light."""
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    async def script(app, pilot):
+        await pilot.press("down")  # the cursor's row has a style of its own
+        drawn = app.export_screenshot()
+        (kind,) = re.findall(r'class="([\w-]+)"[^>]*>3&#160;◀', drawn)
+        (fill,) = re.findall(r"\." + kind + r" \{ fill: #(\w\w)", drawn)
+        assert int(fill, 16) > 0xB0
+
+    drive(Jobs(FLEET), script)
+
+
 def test_enter_leads_into_a_job_and_escape_back_to_its_row():
     async def script(app, pilot):
         await pilot.press("down", "enter")
@@ -130,6 +145,23 @@ def test_a_job_that_ended_says_so_and_leads_back():
         assert len(rows(app, "#jobs")) == 3
 
     drive(Jobs(FLEET), script)
+
+
+def test_long_tables_are_cut_aloud_and_the_filter_reaches_the_rest():
+    """Drawing every device of a fleet each second would cost a quarter of a core."""
+    many = tuple(dataclasses.replace(SNAPSHOT.devices[0], node=f"n{n:03}") for n in range(250))
+
+    async def script(app, pilot):
+        table = rows(app, "#devices")
+        assert len(table) == 61
+        assert table[-1][0] == "… 190 more: / filters"
+        app.query_one("#devices").focus()
+        await pilot.press("ctrl+end", "enter")  # the remark leads nowhere
+        assert len(app.screen_stack) == 1
+        await pilot.press("slash", *"n249", "enter")
+        assert [row[0] for row in rows(app, "#devices")] == ["n249 gpu0"]
+
+    drive(Jobs(dataclasses.replace(FLEET, devices=many)), script)
 
 
 # Against a server
@@ -235,7 +267,7 @@ def test_a_servers_job_has_its_ranks_its_gpus_and_its_incidents(server):
             )
             head = str(app.query_one("#head").render())
             assert "job 4101 · job-aiko · aiko · running" in head
-            assert "2 nodes · ranks 4 · step 9 · 100.0 ms a step · 40,000 tokens/s" in head
+            assert "2 nodes · ranks 4 · step 9 · 100.0 ms a step · slowest rank 2" in head
             await pilot.press("escape")
             await settle(app, pilot)
         source.close()
