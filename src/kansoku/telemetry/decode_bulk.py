@@ -19,6 +19,7 @@ from kansoku.errors import InputError
 from kansoku.telemetry._attributes import attribute_dict, labels_json
 from kansoku.telemetry._bulk_spans import fields_of, offsets_of, span_rows, times
 from kansoku.telemetry._known import KNOWN, PlainWalkError
+from kansoku.telemetry._native import SpansRead, read_spans
 from kansoku.telemetry._texts import Ints
 from kansoku.telemetry._trimmed import read_columns
 from kansoku.telemetry.decode_plain import DROPPED_RESOURCE_KEYS, Decoded, owner_of
@@ -36,30 +37,40 @@ def decode_bulk(signal: str, payload: bytes) -> Decoded | None:
     try:
         with KNOWN.lock:
             KNOWN.trim()
-            groups = read_columns(signal, payload)
-            return _metrics(groups) if signal == "metrics" else _spans(groups)
+            if signal == "metrics":
+                return _metrics(read_columns(signal, payload))
+            return _spans(_read_spans(payload))
     except PlainWalkError:
         return None
     except (ValueError, DecodeError) as error:
         raise InputError(f"malformed protobuf of {signal}: {error}") from None
 
 
-def _spans(groups: Any) -> Decoded:
-    decoded = Decoded()
-    spans, resources, group_of = _items(groups, decoded)
-    decoded.items = len(spans)
+def _read_spans(payload: bytes) -> SpansRead:
+    if (read := read_spans(payload)) is not None:
+        return read
+    spans, resources, group_of = _items(read_columns("traces", payload))
+    return SpansRead(fields_of(spans), resources, group_of)
+
+
+def _spans(read: SpansRead) -> Decoded:
+    decoded = Decoded(items=read.fields.count)
+    _note_owners(read.resources, decoded)
     if decoded.items:
-        decoded.tables["spans"] = span_rows(fields_of(spans), resources, group_of)
+        decoded.tables["spans"] = span_rows(read.fields, read.resources, read.group_of)
     return decoded
 
 
-def _items(groups: Any, decoded: Decoded) -> tuple[Any, list[bytes], Ints]:
-    """Return the items of all scopes, the groups' resources, and each item's group."""
-    group = groups.flatten()
-    resources = [raw or b"" for raw in group.field("resource").to_pylist()]
+def _note_owners(resources: list[bytes], decoded: Decoded) -> None:
     for raw in resources:
         if (owner := owner_of(KNOWN.resource(raw))) is not None:
             decoded.owners.add(owner)
+
+
+def _items(groups: Any) -> tuple[Any, list[bytes], Ints]:
+    """Return the items of all scopes, the groups' resources, and each item's group."""
+    group = groups.flatten()
+    resources = [raw or b"" for raw in group.field("resource").to_pylist()]
     scopes = group.field("scopes")
     items = scopes.flatten().field("items")
     of_scope = np.repeat(np.arange(len(resources)), np.diff(offsets_of(scopes)))
@@ -71,7 +82,8 @@ def _items(groups: Any, decoded: Decoded) -> tuple[Any, list[bytes], Ints]:
 
 def _metrics(groups: Any) -> Decoded:
     decoded = Decoded()
-    metrics, resources, group_of = _items(groups, decoded)
+    metrics, resources, group_of = _items(groups)
+    _note_owners(resources, decoded)
     if not len(metrics):
         return decoded
     for other in ("histogram", "exponential", "summary"):
