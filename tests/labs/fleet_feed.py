@@ -57,7 +57,7 @@ class Leaf:
         self.discards = {}
 
     def gnmi(self, target):
-        ports, queues, marks = {}, {}, {}
+        ports, queues, marks, groups = {}, {}, {}, {}
         for number in range(2):
             port = f"Ethernet{number * 8}"
             ports[port] = {
@@ -72,7 +72,12 @@ class Leaf:
                 "SAI_QUEUE_STAT_DROPPED_PACKETS": "0",
             }
             marks[f"{port}:3"] = {"SAI_QUEUE_STAT_SHARED_WATERMARK_BYTES": "4000000"}
-        return {"ports": ports, "queues": queues, "watermarks": marks}
+            groups[f"{port}:3"] = {
+                "SAI_INGRESS_PRIORITY_GROUP_STAT_SHARED_WATERMARK_BYTES": "60000"
+            }
+        return {
+            "ports": ports, "queues": queues, "watermarks": marks, "group_watermarks": groups,
+        }  # fmt: skip
 
     def snmp(self, target):
         raise OSError("not asked here")

@@ -285,7 +285,7 @@ def agent_once(settings: AgentSettings) -> tuple[dict[str, Any], View]:
 def _answer(agent: Agent, result: Round, tables: Mapping[str, pl.DataFrame]) -> dict[str, Any]:
     known = metrics()
     return {
-        "version": 1,
+        "schema": "kansoku.agent/1",
         "node": agent.host.name,
         "time_ns": result.time_ns,
         "collectors": [

@@ -26,6 +26,7 @@ from kansoku.node.counters import Counters
 from kansoku.node.sample import Sample, labels
 
 __all__ = [
+    "SAI_GROUP",
     "SAI_PORT",
     "SAI_QUEUE",
     "SNMP_COLUMNS",
@@ -60,7 +61,10 @@ class SwitchClient(Protocol):
         ...
 
     def gnmi(self, target: SwitchTarget) -> dict[str, Any]:
-        """Return ``ports``, ``queues``, ``watermarks``: name → SAI name → value; raise OSError."""
+        """Return ``ports``, ``queues``, ``watermarks``, ``group_watermarks``; raise OSError.
+
+        Each is name → SAI name → value; a queue's or group's name is ``PORT:NUMBER``.
+        """
         ...
 
 
@@ -212,10 +216,17 @@ SAI_QUEUE: Mapping[str, str] = {
     "SAI_QUEUE_STAT_DROPPED_PACKETS": "kansoku.switch.queue.discards",
     "SAI_QUEUE_STAT_SHARED_WATERMARK_BYTES": "kansoku.switch.queue.watermark",
 }
+SAI_GROUP: Mapping[str, tuple[str, str]] = {
+    "SAI_INGRESS_PRIORITY_GROUP_STAT_SHARED_WATERMARK_BYTES": (
+        "kansoku.switch.priority_group.watermark", "shared"),
+    "SAI_INGRESS_PRIORITY_GROUP_STAT_XOFF_ROOM_WATERMARK_BYTES": (
+        "kansoku.switch.priority_group.watermark", "headroom"),
+}  # fmt: skip
+"""SAI name: metric and the part of the buffer; headroom takes what arrives after a pause."""
 
 
 def from_sai(switch: str, answer: Mapping[str, Any], counters: Counters) -> Iterable[Sample]:
-    """Turn SONiC's COUNTERS_DB tables (ports, queues, watermarks) into samples.
+    """Turn SONiC's COUNTERS_DB tables (ports, queues, priority groups) into samples.
 
     Values are numbers in strings; "N/A" is what an ASIC without the counter says.
     """
@@ -238,6 +249,13 @@ def from_sai(switch: str, answer: Mapping[str, Any], counters: Counters) -> Iter
                 else:
                     grown = counters.grow((switch, key, name), value)
                     yield Sample(metric, series, float(grown))
+    for key, table in _tables(answer.get("group_watermarks")):
+        port, _, group = key.partition(":")
+        for name, (metric, part) in SAI_GROUP.items():
+            value = whole_number(str(table.get(name, "")))
+            if value is not None:
+                more = (("kansoku.priority_group", group), ("kansoku.buffer", part))
+                yield Sample(metric, labels(*_port(switch, port), *more), float(value))
 
 
 def _tables(value: object) -> Iterable[tuple[str, Mapping[str, Any]]]:

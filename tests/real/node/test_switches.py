@@ -91,6 +91,13 @@ QUEUES = {
     }
 }
 WATERMARKS = {"Ethernet0:3": {"SAI_QUEUE_STAT_SHARED_WATERMARK_BYTES": "2097152"}}
+GROUPS = {
+    "Ethernet0:3": {
+        "SAI_INGRESS_PRIORITY_GROUP_STAT_SHARED_WATERMARK_BYTES": "65536",
+        "SAI_INGRESS_PRIORITY_GROUP_STAT_XOFF_ROOM_WATERMARK_BYTES": "9216",
+    },
+    "Ethernet0:4": {"SAI_INGRESS_PRIORITY_GROUP_STAT_SHARED_WATERMARK_BYTES": "N/A"},
+}
 
 
 @pytest.fixture
@@ -107,7 +114,7 @@ def sonic():
         seen.append((request.prefix.target, names, request.encoding, metadata.get("username")))
         answers = {
             "COUNTERS": QUEUES if "Queues" in names else PORTS,
-            "USER_WATERMARKS": WATERMARKS,
+            "USER_WATERMARKS": GROUPS if "PriorityGroups" in names else WATERMARKS,
         }
         answer = gnmi_pb2.GetResponse()
         update = answer.notification.add(timestamp=1).update.add()
@@ -145,6 +152,12 @@ def test_gnmi_wire(sonic, tmp_path):
     assert found["kansoku.switch.port.io", "Ethernet8"] == float(2**64 - 1)
     assert found["kansoku.switch.queue.ecn.marked", "Ethernet0"] == 7
     assert found["kansoku.switch.queue.watermark", "Ethernet0"] == 2097152
+    groups = {
+        (labels["kansoku.priority_group"], labels["kansoku.buffer"]): sample.value
+        for sample in samples
+        if "kansoku.priority_group" in (labels := dict(sample.labels))
+    }
+    assert groups == {("3", "shared"): 65536, ("3", "headroom"): 9216}
     assert ("kansoku.switch.port.discards", "Ethernet0") not in found, "N/A is missing"
     # 4 is JSON_IETF in gnmi.proto
     assert seen[0] == ("COUNTERS_DB", ("COUNTERS", "Ethernet*"), 4, "admin")

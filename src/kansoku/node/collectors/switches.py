@@ -1,4 +1,4 @@
-"""Switches: port counters, PFC, ECN, queue watermarks, by gNMI (SONiC) or SNMP."""
+"""Switches: port counters, PFC, ECN, watermarks, by gNMI (SONiC) or SNMP."""
 
 from collections.abc import Iterable, Sequence
 
@@ -21,7 +21,7 @@ class Switches(Collector):
         "kansoku.switch.port.errors", "kansoku.switch.port.up", "kansoku.switch.port.speed",
         "kansoku.switch.port.pause.frames", "kansoku.switch.queue.ecn.marked",
         "kansoku.switch.queue.discards", "kansoku.switch.queue.watermark",
-        "kansoku.switch.reachable",
+        "kansoku.switch.priority_group.watermark", "kansoku.switch.reachable",
     )  # fmt: skip
     interval_s = 15.0
 

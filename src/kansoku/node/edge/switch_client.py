@@ -24,6 +24,8 @@ _SONIC_PATHS = {
     "ports": ("COUNTERS", "Ethernet*"),
     "queues": ("COUNTERS", "Ethernet*", "Queues"),
     "watermarks": ("USER_WATERMARKS", "Ethernet*", "Queues"),
+    # Not seen on a switch yet; one without this path says NOT_FOUND, as one without queues does.
+    "group_watermarks": ("USER_WATERMARKS", "Ethernet*", "PriorityGroups"),
 }
 _log = logging.getLogger(__name__)
 
