@@ -70,7 +70,9 @@ def run_samples(run_folder: Path | str) -> pl.DataFrame:
 
 def places_of(facts: RunFacts, *, cluster: Cluster | None = None) -> dict[int, Place]:
     """Return where each rank ran; with the cluster file, also which NICs are its own."""
-    on_node = Counter(rank.node for rank in facts.ranks if rank.rank is not None)
+    members = [rank for rank in facts.ranks if rank.rank is not None]
+    on_node = Counter(rank.node for rank in members)
+    on_gpu_of = Counter((rank.node, rank.local_rank) for rank in members)
     found = {}
     for rank in facts.ranks:
         if rank.rank is None:
@@ -85,6 +87,7 @@ def places_of(facts: RunFacts, *, cluster: Cluster | None = None) -> dict[int, P
             gpu=f"gpu{rank.local_rank}" if on_gpu else None,
             nics=nics,
             share=1 / on_node[rank.node],
+            gpu_share=1 / on_gpu_of[rank.node, rank.local_rank],
         )
     return found
 
@@ -156,7 +159,7 @@ def resources_blocks(use: ResourceUse) -> Sequence[Block]:
                     Column(title="SM %", numeric=True),
                 ],
                 rows=rows,
-                note=f"{note}. What ranks of a node share (CPU, NICs) is split equally.",
+                note=f"{note}. What ranks of a node (CPU, NICs) or GPU share is split equally.",
             )
         )
     per_token = use.totals["energy_per_token_j"]

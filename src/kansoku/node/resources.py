@@ -70,6 +70,8 @@ class Place:
     """Its own NICs where the map is known; None: an equal share of all NICs of the node."""
     share: float = 1.0
     """Part of what the node's ranks have in common (CPU energy, NICs): 1 / ranks on the node."""
+    gpu_share: float = 1.0
+    """Part of its GPU's energy and NVLink bytes: 1 / ranks on that GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,10 +252,10 @@ class _Rank:
         gpu = place.gpu
         if gpu is not None:
             own = mine.get((gpu, "energy_j")) or mine.get((gpu, "power_w"))
-            self.energy += [(own, 1.0)] if own else []
+            self.energy += [(own, place.gpu_share)] if own else []
             for way in ("receive", "transmit"):
                 link = mine.get((gpu, f"nvlink_{way}_bytes"))
-                self.nvlink += [(link, 1.0)] if link else []
+                self.nvlink += [(link, place.gpu_share)] if link else []
         self.sm = mine.get((gpu or "", "sm_activity"))
         self.memory = mine.get((gpu or "", "memory_activity"))
         for (device, quantity), curve in mine.items():

@@ -47,6 +47,13 @@ def test_a_cpu_rank_has_no_gpu():
     assert places_of(facts(rank(0, "n", device="cpu")))[0].gpu is None
 
 
+def test_ranks_on_one_gpu_share_it():
+    found = places_of(facts(rank(0, "a"), rank(8, "a"), rank(1, "a"), rank(16, "b")))
+    assert {r: (p.gpu, p.gpu_share) for r, p in found.items()} == {
+        0: ("gpu0", 0.5), 8: ("gpu0", 0.5), 1: ("gpu1", 1.0), 16: ("gpu0", 1.0),
+    }  # fmt: skip
+
+
 @pytest.fixture
 def use():
     samples = pl.DataFrame(

@@ -180,6 +180,20 @@ def test_what_a_node_shares_is_split_and_own_nics_are_not():
     assert use.steps["nic_bytes"].to_list() == [1000, 500]
 
 
+def test_a_gpu_of_two_ranks_is_counted_once():
+    readings = pl.concat(
+        [
+            samples("gpu0", "energy_j", [(0, 0), (1, 300)]),
+            samples("gpu0", "nvlink_receive_bytes", [(0, 0), (1, 1000)]),
+        ]
+    )
+    steps = frame("steps", [step(1, 0, 1, rank=r) for r in range(2)])
+    places = {r: Place(node="n", gpu="gpu0", share=0.5, gpu_share=0.5) for r in range(2)}
+    use = join_resources(steps, frame("spans", []), readings, places)
+    assert use.steps["energy_j"].to_list() == [150, 150]
+    assert use.totals["energy_j"] == 300
+
+
 def test_resets_duplicates_and_disorder():
     times = np.array([3, 0, 1, 1, 2]) * S
     curve = curve_of("receive_bytes", times, np.array([40.0, 100.0, 150.0, 150.0, 30.0]))
