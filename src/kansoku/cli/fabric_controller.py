@@ -43,10 +43,13 @@ def command(
     if cluster is None:
         raise InputError("which cluster?", remedy="give --cluster FILE or a shipped name")
     policy, switches = load_settings(settings)
+    address = Address.parse(listen)
     with save_outcomes(store) as saver:
         service = make_service(
             cluster, settings=policy, switches=switches, token=token, on_outcome=saver
         )
         saver.controller = service.controller
-        print(f"fabric controller of {cluster} on {listen}", file=sys.stderr)
-        serve_controller(service, Address.parse(listen), token=token)
+        text = f"fabric controller of {cluster} on {listen}"
+        serve_controller(
+            service, address, token=token, on_start=lambda: print(text, file=sys.stderr)
+        )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kansoku.errors import InputError
 from kansoku.fabric.analyser import Analysis, analyse
-from kansoku.fabric.ecmp import FIRST_PORT, PORTS
+from kansoku.fabric.ecmp import FIRST_PORT, PORTS, is_source_port
 from kansoku.fabric.ledger import Change, Ledger
 from kansoku.fabric.messages import (
     Pinglist,
@@ -26,13 +26,15 @@ from kansoku.fabric.messages import (
 from kansoku.fabric.paths import PathBook
 from kansoku.fabric.pinglist import SERVICE, Plan, make_plan
 from kansoku.fabric.settings import Settings
-from kansoku.fabric.summary import Report, TraceRow
+from kansoku.fabric.summary import MOST_BUCKETS, Report, TraceRow
 from kansoku.fabric.topology import Topology
-from kansoku.fabric.window import Window, merge, merge_reports, rows_of
+from kansoku.fabric.window import Window, check_rows, merge, merge_reports, rows_of
 
 __all__ = ["Controller", "Outcome"]
 
 _MAPPED = b"\0" * 10 + b"\xff\xff"  # IPv4 inside IPv6
+_INCARNATIONS = 4  # reports of one RNIC in one window: an agent may be started anew
+_JOBS = 10_000
 _HISTORY = 180  # windows kept for the views: an hour of 20 s windows
 
 
@@ -86,7 +88,8 @@ class Controller:
         self._service_table = np.zeros((0, 3), dtype=np.int32)  # source, target, port; by source
         self._service_answers = self._service_table  # the same by target
         self._degraded: set[str] = set()
-        self._reports: dict[int, dict[tuple[str, int], Report]] = {}
+        self._reports: dict[int, dict[str, dict[int, Report]]] = {}
+        """By window, RNIC and incarnation of its agent."""
         self._window_ns = int(settings.window_s * 1e9)
         self._next_start = (now_ns // self._window_ns) * self._window_ns
         self._epoch = now_ns  # a restarted controller counts its revisions anew
@@ -99,16 +102,13 @@ class Controller:
     # -- registry ---------------------------------------------------------------------------
 
     def register(self, message: Register, now_ns: int) -> None:
-        """Take the newest address and QPN of an agent's RNICs."""
-        for rnic in message.rnics:
-            number = self.topology.index.get(rnic.name)
-            if number is None:
-                self.strangers += 1
-                raise InputError(
-                    f"RNIC {rnic.name} is not in the cluster file",
-                    remedy="name it NODE/DEVICE with a fabric NIC of the cluster file",
-                )
-            packed = self._check(rnic)
+        """Take the newest address and QPN of an agent's RNICs: of all, or of none of them.
+
+        Two agents under one name would take it from each other for ever, and every pinglist
+        would change each time: the one that was started first is refused while the other speaks.
+        """
+        taken = [(rnic, *self._check(rnic, message.incarnation, now_ns)) for rnic in message.rnics]
+        for rnic, number, packed in taken:
             self._alive[number] = True
             self._addresses[number] = np.frombuffer(packed, dtype=np.uint8)
             self._qpns[number] = rnic.qpn
@@ -128,11 +128,33 @@ class Controller:
             )
             self._revision += 1
 
-    @staticmethod
-    def _check(rnic: RnicAddress) -> bytes:
+    def _check(self, rnic: RnicAddress, incarnation: int, now_ns: int) -> tuple[int, bytes]:
+        """Return an RNIC's index and its packed address."""
+        number = self.topology.index.get(rnic.name)
+        if number is None:
+            self.strangers += 1
+            raise InputError(
+                f"RNIC {rnic.name} is not in the cluster file",
+                remedy="name it NODE/DEVICE with a fabric NIC of the cluster file",
+            )
         if not 0 <= rnic.qpn < 1 << 32:
             raise InputError(f"RNIC {rnic.name}: QPN {rnic.qpn} is out of range")
-        return packed_address(rnic.address)
+        packed = packed_address(rnic.address)
+        holder = self._members.get(number)
+        if holder is None or holder.left or incarnation >= holder.incarnation:
+            return number, packed
+        spoke = max(holder.since_ns, holder.report_ns or 0)
+        if now_ns - spoke < int(self._silence_s * 1e9):
+            raise InputError(
+                f"RNIC {rnic.name} is held by an agent started later, at {holder.address}",
+                remedy="stop one of the two, or give this one its own --node",
+            )
+        return number, packed
+
+    @property
+    def _silence_s(self) -> float:
+        # A report of window w ends at w's end: one missed window has the age of a window.
+        return max(self.settings.silent_s, self.settings.window_s)
 
     def knows(self, rnic: str, qpn: str) -> bool:
         """Return whether an RNIC is registered with this QPN and has not left."""
@@ -161,8 +183,10 @@ class Controller:
         found = []
         for one in tuples:
             a, b = self.topology.index.get(one.source), self.topology.index.get(one.target)
-            if a is not None and b is not None and FIRST_PORT <= one.port < FIRST_PORT + PORTS:
+            if a is not None and b is not None and a != b and is_source_port(one.port):
                 found.append((a, b, one.port))
+        if job not in self._services and len(self._services) >= _JOBS:
+            raise InputError(f"more than {_JOBS} jobs at once", remedy="end those that are over")
         if until_ns is None:
             self._leases.pop(job, None)
         else:
@@ -264,13 +288,7 @@ class Controller:
         if number is None:
             self.strangers += 1
             return
-        checked = rows_of([(number, report.rows)])  # a torn report must not spoil the window
-        if len(checked) and (
-            checked.target.min() < 0
-            or checked.target.max() >= len(self.topology.rnics)
-            or checked.port.min() < FIRST_PORT
-        ):
-            raise InputError(f"report of {report.rnic}: a target or port is outside the plan")
+        self._check_report(report, number)
         member = self._members.get(number)
         if member:
             member.report_ns = max(member.report_ns or 0, report.window_start_ns + report.window_ns)
@@ -281,7 +299,26 @@ class Controller:
         if start < self._next_start or start > now_ns + self._window_ns:
             self._learn([(number, trace) for trace in report.traces])
             return
-        self._reports.setdefault(start, {})[report.rnic, report.incarnation] = report
+        taken = self._reports.setdefault(start, {}).setdefault(report.rnic, {})
+        if len(taken) < _INCARNATIONS or report.incarnation in taken:
+            taken[report.incarnation] = report
+
+    def _check_report(self, report: Report, number: int) -> None:
+        """Raise InputError for a report that is torn or untrue: it would spoil the window."""
+        check_rows(rows_of([(number, report.rows)]), len(self.topology.rnics))
+        targets, ports = [t.target for t in report.traces], {t.port for t in report.traces}
+        if targets and not (
+            min(targets) >= 0
+            and max(targets) < len(self.topology.rnics)
+            and all(is_source_port(port) for port in ports)
+        ):
+            raise InputError("a trace's target or port is outside the plan")
+        for scopes in (report.rtt, report.responder, report.prober):
+            for histogram in filter(None, scopes.values()):
+                if min(histogram) < 0 or max(histogram) >= MOST_BUCKETS:
+                    raise InputError("a histogram has buckets of no value")
+                if min(histogram.values()) < 0:
+                    raise InputError("a histogram has counts below zero")
 
     def _learn(self, traces: Iterable[tuple[int, TraceRow]]) -> None:
         for source, trace in traces:
@@ -296,7 +333,13 @@ class Controller:
         for job in [job for job, until in self._leases.items() if until < now_ns]:
             self.end_service(job)
         wait = int((self.settings.timeout_s + self.settings.grace_s) * 1e9)
-        outcomes = []
+        outcomes: list[Outcome] = []
+        if now_ns + 2 * self._window_ns < self._next_start:
+            # The clock was set back: go on from where it is, or nothing is judged until then.
+            self._next_start = now_ns // self._window_ns * self._window_ns
+            self._reports = {}
+            for member in self._members.values():
+                member.since_ns, member.report_ns = now_ns, None
         while self._next_start + self._window_ns + wait <= now_ns:
             outcomes.append(self._close(self._next_start))
             self._next_start += self._window_ns
@@ -308,7 +351,7 @@ class Controller:
 
     def _close(self, start: int) -> Outcome:
         end = start + self._window_ns
-        reports = list(self._reports.pop(start, {}).values())
+        reports = [one for own in self._reports.pop(start, {}).values() for one in own.values()]
         rows, traces = merge_reports(reports, self.topology.index)
         window = Window(
             start_ns=start,
@@ -353,8 +396,7 @@ class Controller:
             waiting[host] = max(waiting.get(host, 0), member.since_ns)
         for host, last in spoke.items():
             age = (end_ns - max(last, waiting[host])) / 1e9
-            # A report of window w ends at w's end: one missed window has the age of a window.
-            if age >= max(self.settings.silent_s, self.settings.window_s) * 0.999:
+            if age >= self._silence_s * 0.999:
                 silent[self.topology.hosts[host]] = (end_ns - last) / 1e9 if last else None
         return silent
 

@@ -8,6 +8,7 @@ from kansoku.errors import InputError
 __all__ = [
     "FIRST_PORT",
     "PORTS",
+    "is_source_port",
     "label_of_port",
     "missing_probability",
     "port_of_label",
@@ -20,6 +21,11 @@ PORTS = 16384
 """Number of RoCE v2 source ports."""
 
 
+def is_source_port(port: int) -> bool:
+    """Return whether RoCE sends from this UDP port; nobody may make an agent bind another."""
+    return FIRST_PORT <= port < FIRST_PORT + PORTS
+
+
 def port_of_label(label: int) -> int:
     """Return the UDP source port that a RoCE NIC derives from a 20-bit flow label."""
     if not 0 <= label < 1 << 20:
@@ -29,7 +35,7 @@ def port_of_label(label: int) -> int:
 
 def label_of_port(port: int) -> int:
     """Return the smallest flow label that gives this source port (64 labels share each port)."""
-    if not FIRST_PORT <= port < FIRST_PORT + PORTS:
+    if not is_source_port(port):
         raise InputError(f"port {port} is not a RoCE source port (49152-65535)")
     return port - FIRST_PORT
 

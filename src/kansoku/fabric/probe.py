@@ -247,6 +247,10 @@ class Prober:
         self._pending[self.sequence] = _Pending(tuple_id, t1_ns, target_qpn, _APPLICATION)
         return self.sequence
 
+    def cancel(self, sequence: int) -> None:
+        """Forget a probe that this host could not send: it says nothing about the network."""
+        self._pending.pop(sequence, None)
+
     def stamped(self, sequence: int, t2_ns: int, source: StampSource) -> None:
         """Take the NIC's stamp ② of a probe."""
         pending = self._pending.get(sequence)
@@ -309,14 +313,19 @@ class Prober:
         lost = []
         while self._pending:
             sequence, pending = next(iter(self._pending.items()))
-            if now_ns - pending.t1 <= self._timeout:
+            age = now_ns - pending.t1
+            if age < 0:  # the clock was set back: when it was sent is not known any more
+                del self._pending[sequence]
+                continue
+            if age <= self._timeout:
                 break
             self._lose(sequence, pending)
             self._late[sequence] = pending
             lost.append(self._result(pending, lost=True))
         while self._late:
             sequence, pending = next(iter(self._late.items()))
-            if now_ns - pending.t1 <= self._timeout + self._hold and len(self._late) < _HELD:
+            age = now_ns - pending.t1
+            if 0 <= age <= self._timeout + self._hold and len(self._late) < _HELD:
                 break
             del self._late[sequence]
         return lost

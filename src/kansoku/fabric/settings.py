@@ -1,10 +1,30 @@
 """Every time, rate and threshold of the fabric prober, with its reason."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from kansoku.errors import ConfigurationError
 
 __all__ = ["Settings"]
+
+
+_HUGE = 2**63 - 1
+_DAY_S = 86_400
+_SECONDS = ("window_s", "timeout_s", "hold_s", "silent_s", "refresh_s", "service_interval_s")
+_RATES = ("tor_mesh_per_s", "link_per_s", "traces_per_s", "probes_per_s")
+_ABOVE_ZERO = {*_SECONDS, *_RATES, "rotation_s", "cpu_ratio", "slow_rtt_ns"}
+_RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(_SECONDS, (0, _DAY_S)),
+    **dict.fromkeys(_RATES, (0, 1e6)),
+    **dict.fromkeys(("background_loss", "rnic_loss", "link_loss", "slow_ratio"), (0, 1)),
+    "grace_s": (0, _DAY_S),
+    "rotation_s": (0, 366 * _DAY_S),
+    "max_hops": (1, 60),  # a trace carries its hop limit in a byte
+    "cpu_ratio": (0, 1024),
+    "tuples_per_rnic": (1, 16_384),  # source ports there are
+    "minimum_lost": (1, _HUGE),
+    "clear_after": (1, _HUGE),
+}
+"""Least and most of what the setting makes sense for; the rest is from 0 up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +96,25 @@ class Settings:
     """Seed of tuples and ports; the same on every controller of a cluster."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "window_s", "timeout_s", "hold_s", "silent_s", "refresh_s", "tor_mesh_per_s",
-            "link_per_s", "rotation_s", "service_interval_s", "traces_per_s", "probes_per_s",
-        ):  # fmt: skip
-            if getattr(self, name) <= 0:
-                raise ConfigurationError(f"fabric setting {name} must be above zero")
+        for field in fields(self):
+            self._check(field.name, getattr(self, field.name), whole=field.type is int)
         if not 0 < self.coverage < 1:
-            raise ConfigurationError("fabric setting coverage must be between 0 and 1")
+            raise ConfigurationError(
+                f"fabric setting coverage {self.coverage} must be between 0 and 1"
+            )
         if not 1 <= self.port <= 65535 or self.port == 4791:
             raise ConfigurationError(
                 f"fabric setting port {self.port}: 1-65535 and not 4791, which a RoCE NIC consumes"
             )
+
+    @staticmethod
+    def _check(name: str, value: object, *, whole: bool) -> None:
+        kinds = (int,) if whole else (int, float)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            kind = "a whole number" if whole else "a number"
+            raise ConfigurationError(f"fabric setting {name} = {value!r} must be {kind}")
+        least, most = _RANGES.get(name, (0.0, _HUGE))
+        above = value > 0 if name in _ABOVE_ZERO else value >= least
+        if not (above and value <= most):  # NaN is neither
+            low = "above 0" if name in _ABOVE_ZERO else f"from {least:g}"
+            raise ConfigurationError(f"fabric setting {name} = {value!r} must be {low} to {most:g}")

@@ -7,6 +7,7 @@ import math
 import sys
 from array import array
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import msgspec
 
@@ -14,15 +15,22 @@ from kansoku.fabric.ecmp import FIRST_PORT
 from kansoku.fabric.probe import Late, Result, StampSource
 
 __all__ = [
+    "MOST_BUCKETS",
+    "MOST_TRACES",
     "Histogram",
     "Report",
     "Row",
     "RowColumns",
+    "Text",
     "TraceRow",
     "WindowSummary",
     "percentile_of",
 ]
 
+MOST_TRACES = 5000
+"""Traced paths in one report."""
+Text = Annotated[str, msgspec.Meta(max_length=256)]
+"""A name or an address; what comes over the network must not be endless."""
 _SUB = 16  # buckets per octave: 4.4 % resolution
 _KEEP = 4096  # samples kept of a tuple and window: a service tuple has 2,000 in 20 s
 
@@ -44,7 +52,11 @@ def bucket_middle_ns(bucket: int) -> float:
     return low + ((1 << octave) - 1) / 2
 
 
-Histogram = dict[int, int]
+MOST_BUCKETS = 1024
+"""16 buckets for each of 64 octaves."""
+Histogram = Annotated[dict[int, int], msgspec.Meta(max_length=MOST_BUCKETS)]
+"""Bucket to count."""
+_Scopes = Annotated[dict[Text, Histogram], msgspec.Meta(max_length=8)]
 
 
 def percentile_of(histogram: Histogram, quantile: float) -> float | None:
@@ -95,7 +107,7 @@ class RowColumns(msgspec.Struct, array_like=True, frozen=True):
     Ports travel less 49152, to fit 16 bits.
     """
 
-    columns: list[bytes]
+    columns: Annotated[list[bytes], msgspec.Meta(max_length=len(_COLUMNS))]
 
     @classmethod
     def pack(cls, rows: list[Row]) -> "RowColumns":
@@ -119,28 +131,28 @@ class TraceRow(msgspec.Struct, array_like=True, frozen=True):
 
     target: int
     port: int
-    hops: list[str | None]
+    hops: Annotated[list[Text | None], msgspec.Meta(max_length=64)]
     """Addresses that answered, in order; None where none did."""
     reached: bool
-    slow: list[bool] = []
+    slow: Annotated[list[bool], msgspec.Meta(max_length=64)] = []
     """Per hop: it answered later than the policy's ``slow_rtt_ns``."""
 
 
 class Report(msgspec.Struct, frozen=True):
     """What one RNIC of an agent saw in one window."""
 
-    rnic: str
+    rnic: Text
     incarnation: int
     """The agent's own start; a restart shows."""
     window_start_ns: int
     window_ns: int
     rows: RowColumns
-    traces: list[TraceRow] = []
-    rtt: dict[str, Histogram] = {}
+    traces: Annotated[list[TraceRow], msgspec.Meta(max_length=MOST_TRACES)] = []
+    rtt: _Scopes = {}
     """``cluster`` and ``service`` to histogram."""
-    responder: dict[str, Histogram] = {}
-    prober: dict[str, Histogram] = {}
-    agent: dict[str, float] = {}
+    responder: _Scopes = {}
+    prober: _Scopes = {}
+    agent: Annotated[dict[Text, float], msgspec.Meta(max_length=64)] = {}
     """The agent's own CPU ratio, memory, drops, throttle."""
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kansoku.errors import InputError
-from kansoku.fabric.ecmp import FIRST_PORT
+from kansoku.fabric.ecmp import FIRST_PORT, PORTS
+from kansoku.fabric.pinglist import SERVICE, TOR_MESH
 from kansoku.fabric.summary import Histogram, Report, RowColumns, TraceRow
 
-__all__ = ["Rows", "Window", "merge", "merge_reports", "rows_of"]
+__all__ = ["Rows", "Window", "check_rows", "merge", "merge_reports", "rows_of"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -97,6 +98,27 @@ def rows_of(reports: Iterable[tuple[int, RowColumns]]) -> Rows:
     made["port"] += FIRST_PORT
     sources = np.array([source for source, _ in parts], dtype=np.int32)
     return Rows(source=np.repeat(sources, counts), **made)
+
+
+def check_rows(rows: Rows, rnics: int) -> None:
+    """Raise InputError for rows of a report that cannot be true: one would spoil the window."""
+    kinds, most = (TOR_MESH, SERVICE), 1 << 40
+    ranges: tuple[tuple[str, float, float], ...] = (
+        ("target", 0, rnics - 1), ("port", FIRST_PORT, FIRST_PORT + PORTS - 1),
+        ("kind", *kinds), ("probes", 1, most), ("lost", 0, most), ("late", 0, most),
+        ("slow", 0, most), ("stamps", -1, 2),
+    )  # fmt: skip
+    for name, low, high in ranges:
+        values = getattr(rows, name)
+        bad = values[(values < low) | (values > high)]
+        if len(bad):
+            raise InputError(f"{name} {bad[0]} is not within {low} and {high}")
+    if np.any((rows.lost + rows.slow > rows.probes) | (rows.late > rows.lost)):
+        raise InputError("more probes lost, late or slow than sent")
+    for name in ("rtt_p50_ns", "rtt_p99_ns", "responder_p50_ns", "responder_p99_ns",
+                 "prober_p99_ns"):  # fmt: skip
+        if np.isinf(getattr(rows, name)).any():
+            raise InputError(f"{name} is infinite")
 
 
 def merge(histograms: Iterable[Mapping[str, Histogram]]) -> dict[str, Histogram]:

@@ -1,6 +1,7 @@
 """Fabric answers: the status contract, the views, the rows for the store."""
 
 import json
+import socket
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from kansoku.app import fabric
 from kansoku.catalog.metrics import metrics
 from kansoku.errors import ConfigurationError, InputError, PlatformError
 from kansoku.fabric.controller import Controller
+from kansoku.fabric.edge.http import FabricService
+from kansoku.fabric.edge.uplink import Line
 from kansoku.fabric.messages import Register, RnicAddress
 from kansoku.fabric.settings import Settings
 from kansoku.fabric.summary import Report, Row, RowColumns, TraceRow
@@ -159,3 +162,86 @@ def test_addresses_and_refusals(controller):
             fabric.status(address)
     with pytest.raises(PlatformError, match="no fabric controller"):
         fabric.status("http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("settings = 3", "settings is no table"),
+        ("[settings]\nwindow_s = 'x'", "window_s = 'x' must be a number"),
+        ("[switch]\nspine0 = ['1.1.1.1']", "unknown section switch"),
+        ("[switches]\nspine0 = '1.1.1.1'", "spine0: '1.1.1.1' is no list"),
+        ("[switches]\nspine0 = ['one']", "'one' is no address"),
+        ("[switches]\na = ['1.1.1.1']\nb = ['1.1.1.1']", "both a and b"),
+    ],
+)
+def test_a_settings_file_that_makes_no_sense_is_refused(tmp_path, text, says):
+    path = tmp_path / "fabric.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        fabric.load_settings(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["unix:", "127.0.0.1:65536", "127.0.0.1:²", "foo"])
+def test_addresses_that_nobody_can_listen_on(text):
+    with pytest.raises(InputError):
+        fabric.Address.parse(text)
+
+
+def listen(controller, text, **options):
+    service = FabricService(controller, clock=lambda: 0, status=lambda _: {}, matrix=lambda *_: {})
+    fabric.serve_controller(service, fabric.Address.parse(text), **options)
+
+
+def test_only_a_socket_that_nobody_listens_on_gives_way(controller, tmp_path):
+    precious = tmp_path / "notes.txt"
+    precious.write_text("mine")
+    with pytest.raises(PlatformError, match=r"notes\.txt: it is there already and no socket"):
+        listen(controller, f"unix:{precious}")
+    assert precious.read_text() == "mine"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "c.sock"))
+        other.listen()
+        with pytest.raises(PlatformError, match="another process listens there"):
+            listen(controller, f"unix:{tmp_path / 'c.sock'}")
+
+
+@pytest.mark.parametrize(
+    "text", ["unix:{}/c.sock", pytest.param("[::1]:0", id="IPv6"), "127.0.0.1:0"]
+)
+def test_it_listens_before_it_says_so(controller, tmp_path, monkeypatch, text):
+    path = tmp_path / "c.sock"
+    with socket.socket(socket.AF_UNIX) as left:  # of a controller that was killed
+        left.bind(str(path))
+    monkeypatch.setattr("uvicorn.Server.run", lambda _, sockets: said.append(sockets[0].family))
+    said = []
+    listen(controller, text.format(tmp_path), on_start=lambda: said.append("listens"))
+    family = {"u": socket.AF_UNIX, "[": socket.AF_INET6, "1": socket.AF_INET}[text[0]]
+    assert said == ["listens", family]
+
+
+def test_an_empty_token_opens_nothing(controller):
+    with pytest.raises(PlatformError, match="without a token"):
+        listen(controller, "0.0.0.0:0", token="")
+
+
+@pytest.mark.parametrize(
+    ("rnics", "port", "says"),
+    [
+        ([("nic0", "foo")], None, "'foo' is not an IP address"),
+        ([("nic0", "127.0.0.1"), ("nic0", "127.0.0.2")], None, "nic0 is given twice"),
+        ([("nic0", "127.0.0.1")], 70_000, "70000 is no port"),
+        ([("nic0", "127.0.0.1")], -1, "-1 is no port"),
+        ([("nic0", "127.0.0.1")], 4791, "4791 is no port"),
+    ],
+)
+def test_an_agent_is_not_started_with_nonsense(rnics, port, says):
+    with pytest.raises(InputError, match=says):
+        fabric.agent("a", rnics, port=port)
+
+
+@pytest.mark.parametrize("url", ["http://c:abc", "http://c:99999", "http://", "unix:", "http:///x"])
+def test_controller_addresses_are_checked_before_the_start(url):
+    with pytest.raises(ConfigurationError, match="is not http://HOST:PORT"):
+        Line(url)

@@ -1,6 +1,7 @@
 """Controller, analyser and ledger on a fabric of 2 ToRs × 2 spines, window by window."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -355,3 +356,115 @@ def test_a_pinglist_holds_the_services_of_both_ends():
         for tuples, mine, other in ((pinglist.probes, 0, 1), (pinglist.traces, 1, 0)):
             found = {(e.target, e.port) for e in tuples.entries() if e.kind == SERVICE}
             assert found == {(index[one[other]], one[2]) for one in told if one[mine] == name}
+
+
+ROW = {
+    "target": 2, "port": 50123, "kind": 1, "probes": 20, "lost": 0, "late": 0, "qpn": 102,
+    "rtt_p50_ns": 1, "rtt_p99_ns": 2, "responder_p50_ns": 3, "responder_p99_ns": 4,
+    "prober_p99_ns": 5, "stamps": 1, "slow": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"probes": 0}, {"probes": -5}, {"lost": 21}, {"lost": -1}, {"late": 1}, {"slow": 21},
+        {"probes": 1 << 62, "lost": 1 << 62}, {"kind": 3}, {"kind": -1}, {"stamps": 3},
+        {"rtt_p50_ns": float("inf")}, {"target": -1}, {"target": 6},
+    ],
+)  # fmt: skip
+def test_a_report_that_cannot_be_true_does_not_spoil_the_window(fabric, wrong):
+    rows = RowColumns.pack([Row(**ROW | wrong)])
+    with pytest.raises(InputError):
+        fabric.c.report(Report("a/0", 9, fabric.start, 20 * S, rows), fabric.start)
+    fabric.c.report(
+        Report("a/0", 9, fabric.start, 20 * S, RowColumns.pack([Row(**ROW)])), fabric.start
+    )
+    assert fabric.window().verdict == "clear"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"traces": [TraceRow(6, 50123, [], True)]}, {"traces": [TraceRow(-1, 50123, [], True)]},
+        {"traces": [TraceRow(2, 80, [], True)]}, {"rtt": {"cluster": {-1: 1}}},
+        {"responder": {"cluster": {5000: 1}}}, {"prober": {"cluster": {3: -1}}},
+    ],
+)  # fmt: skip
+def test_traces_and_histograms_are_checked_too(fabric, wrong):
+    rows = RowColumns.pack([Row(**ROW)])
+    with pytest.raises(InputError):
+        fabric.c.report(Report("a/0", 9, 0, 20 * S, rows, **wrong), fabric.start)
+
+
+def test_one_rnic_cannot_fill_the_memory_with_incarnations(fabric):
+    for incarnation in range(100):
+        rows = RowColumns.pack([Row(**ROW)])
+        fabric.c.report(Report("a/0", incarnation, fabric.start, 20 * S, rows), fabric.start)
+    (outcome,) = fabric.c.step(fabric.start + 23 * S)
+    assert len(outcome.window.rows) == 4
+
+
+def rnic(incarnation, *names, qpn=900):
+    return Register("a", incarnation, [RnicAddress(n, "10.0.0.77", qpn) for n in names])
+
+
+def test_two_agents_under_one_name_do_not_take_it_from_each_other(fabric):
+    now = fabric.start
+    fabric.c.register(rnic(5, "a/0"), now)
+    version = fabric.c.version(now)
+    with pytest.raises(InputError, match=r"started later, at 10\.0\.0\.77"):
+        fabric.c.register(rnic(4, "a/0", qpn=901), now + S)
+    assert fabric.c.version(now) == version
+    assert fabric.c.knows("a/0", "900")
+    # Whoever holds it has gone silent: its clock may have been ahead, and it is dead.
+    fabric.c.register(rnic(4, "a/0", qpn=901), now + 21 * S)
+    assert fabric.c.knows("a/0", "901")
+
+
+def test_a_name_is_free_after_the_goodbye(fabric):
+    fabric.c.register(rnic(5, "a/0"), fabric.start)
+    fabric.c.leave(["a/0"])
+    fabric.c.register(rnic(4, "a/0", qpn=901), fabric.start)
+    assert fabric.c.knows("a/0", "901")
+
+
+def test_a_registration_is_taken_whole_or_not_at_all(fabric):
+    with pytest.raises(InputError, match="x/9"):
+        fabric.c.register(rnic(5, "a/0", "x/9"), fabric.start)
+    assert fabric.c.knows("a/0", "100")
+
+
+def test_a_clock_that_was_set_back_does_not_end_the_watch(fabric):
+    fabric.c.step(fabric.start + 3600 * S)  # an hour ahead, and put right
+    fabric.start += 40 * S
+    fabric.c.step(fabric.start)
+    assert fabric.window().verdict == "clear"
+    assert fabric.c.history[-1].window.start_ns == fabric.start - 20 * S
+
+
+def test_jobs_are_bounded(fabric):
+    for number in range(10_000):
+        fabric.c.set_service(str(number), [])
+    with pytest.raises(InputError, match="10000 jobs"):
+        fabric.c.set_service("one more", [])
+    fabric.c.set_service("7", [])
+
+
+def test_an_rnic_is_no_peer_of_itself(fabric):
+    assert fabric.c.set_service("42", [ServiceTuple("a/0", "a/0", 50000)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("window_s", "20"), ("window_s", float("nan")), ("window_s", 1e300), ("grace_s", -1),
+        ("port", True), ("port", 1.5), ("seed", "a"), ("rnic_loss", 7), ("max_hops", 0),
+        ("max_hops", 1000), ("clear_after", 0), ("probes_per_s", float("inf")),
+    ],
+)  # fmt: skip
+def test_a_setting_that_makes_no_sense_is_named_with_its_value(name, value):
+    with pytest.raises(
+        ConfigurationError, match=rf"fabric setting {name} = {re.escape(repr(value))} must be"
+    ):
+        Settings(**{name: value})

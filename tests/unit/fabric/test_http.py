@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 from kansoku.app.fabric import controller_app, make_service
 from kansoku.fabric.messages import Pinglist, Register, RnicAddress, ServiceTuple
 from kansoku.fabric.settings import Settings
-from kansoku.fabric.summary import Report, RowColumns
+from kansoku.fabric.summary import Report, RowColumns, TraceRow
 
 PACK = {"content-type": "application/msgpack"}
 
@@ -84,3 +84,40 @@ def test_a_service_can_be_told_in_json_too(client):
 def test_a_lease_is_checked(client, lease, status):
     answer = client.put(f"/fabric/service/42?lease_s={lease}", content=msgspec.msgpack.encode([]))
     assert answer.status_code == status
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b'{"node":"x","x":' + b"[" * 100_000, "application/json"),
+        (b"\x83\xa4node\xa1x\xa1y" + b"\x91" * 100_000, "application/msgpack"),
+    ],
+)
+def test_endless_nesting_is_refused(client, body, kind):
+    answer = client.post("/fabric/register", content=body, headers={"content-type": kind})
+    assert answer.status_code == 400
+
+
+def test_what_an_agent_says_of_itself_is_small(client):
+    names = b"\xdd" + (2 << 20).to_bytes(4, "big") + b"\xa0" * (2 << 20)
+    assert client.post("/fabric/leave", content=names).status_code == 413
+    assert client.post("/fabric/register", content=names).status_code == 413
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rnic": "x" * 1000},
+        {"rows": RowColumns([b""] * 15)},
+        {"rtt": {"cluster": dict.fromkeys(range(2000), 1)}},
+        {"agent": {str(n): 1.0 for n in range(100)}},
+        {"traces": [TraceRow(1, 50000, [None] * 65, False)]},
+        {"traces": [TraceRow(1, 50000, [], False)] * 5001},
+        {"traces": [TraceRow(1, 50000, ["x" * 1000], True)]},
+    ],
+)
+def test_no_part_of_a_report_is_endless(client, wrong):
+    good = {"rnic": "c001/mlx5_0", "incarnation": 1, "window_start_ns": 0, "window_ns": 20,
+            "rows": RowColumns([b""] * 14)}  # fmt: skip
+    assert post(client, "/fabric/report", [good]).status_code == 200
+    assert post(client, "/fabric/report", [good | wrong]).status_code == 400

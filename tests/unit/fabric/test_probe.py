@@ -181,3 +181,24 @@ def test_responder_delay_is_of_one_clock_or_the_applications():
         _, token = r.receive(packet(Kind.PROBE, 1, qpn=7), 500, 1000, HARD)
         ack2, _ = r.stamped(token, t4, 1050, source)
         assert decode(ack2).delay_ns == expected
+
+
+def test_a_clock_set_back_keeps_no_probe_for_ever():
+    p = prober()
+    for _ in range(100):
+        p.start(3, 3600_000 * MS, 7)
+    sequence = p.start(3, 100 * MS, 7)  # after the clock was set back by an hour
+    assert p.expire(200 * MS) == []
+    assert len(p) == 1
+    assert p.receive(packet(Kind.ACK1, sequence), 150 * MS, 150 * MS) is None
+    assert [result.lost for result in p.expire(700 * MS)] == [True]
+    assert len(p) == 0
+
+
+def test_late_ones_of_a_clock_set_back_go_too():
+    p = prober()
+    p.start(3, 3600_000 * MS, 7)
+    assert len(p.expire(3600_600 * MS)) == 1
+    assert len(p._late) == 1
+    p.expire(200 * MS)
+    assert len(p._late) == 0

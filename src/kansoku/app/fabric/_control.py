@@ -1,12 +1,17 @@
 """Start the fabric watch: settings, controller, agent, the tuples of running jobs."""
 
+import contextlib
+import errno
+import hmac
+import ipaddress
 import os
 import secrets
 import socket
+import stat
 import time
 import tomllib
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +46,8 @@ __all__ = [
     "service_start",
 ]
 
+_MOST_PORT = 65535
+_ROCE_PORT = 4791
 DEFAULT_CONTROLLER = "http://127.0.0.1:8080"
 
 
@@ -58,20 +65,43 @@ def load_settings(path: str | Path | None = None) -> tuple["Settings", dict[str,
         data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(str(error), where=str(path)) from None
-    known = Settings.__dataclass_fields__
-    given = data.get("settings", {})
+    _only(data, {"settings", "switches"}, "section", path)
+    given, named = data.get("settings", {}), data.get("switches", {})
+    for name, table in (("settings", given), ("switches", named)):
+        if not isinstance(table, dict):
+            raise ConfigurationError(f"{name} is no table", where=str(path), remedy=f"[{name}]")
+    _only(given, Settings.__dataclass_fields__, "setting", path)
+    try:
+        return Settings(**given), _switch_addresses(named)
+    except ConfigurationError as error:
+        raise ConfigurationError(error.message, where=str(path), remedy=error.remedy) from None
+
+
+def _only(given: Iterable[str], known: Collection[str], what: str, path: str | Path) -> None:
     if unknown := set(given) - set(known):
         raise ConfigurationError(
-            f"unknown setting {', '.join(sorted(unknown))}",
+            f"unknown {what} {', '.join(sorted(unknown))}",
             where=str(path),
             remedy=f"known: {', '.join(known)}",
         )
-    switches = {
-        address: name
-        for name, addresses in data.get("switches", {}).items()
-        for address in addresses
-    }
-    return Settings(**given), switches
+
+
+def _switch_addresses(named: Mapping[str, object]) -> dict[str, str]:
+    """Return the switch of each address."""
+    found: dict[str, str] = {}
+    for name, addresses in named.items():
+        if not isinstance(addresses, list):
+            raise ConfigurationError(
+                f"switch {name}: {addresses!r} is no list", remedy=f'{name} = ["10.0.0.1"]'
+            )
+        for text in addresses:
+            try:
+                address = str(ipaddress.ip_address(str(text)))
+            except ValueError:
+                raise ConfigurationError(f"switch {name}: {text!r} is no address") from None
+            if found.setdefault(address, name) != name:
+                raise ConfigurationError(f"{address} is given to both {found[address]} and {name}")
+    return found
 
 
 def make_service(
@@ -96,7 +126,8 @@ def make_service(
     from kansoku.fabric.topology import topology_of
 
     def shown(request: "Request", _does: str) -> tuple[int, str] | None:
-        right = token is None or request.headers.get("authorization") == f"Bearer {token}"
+        given = request.headers.get("authorization", "").encode()
+        right = not token or hmac.compare_digest(given, f"Bearer {token}".encode())
         return None if right else (401, "this controller needs its token")
 
     known = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
@@ -137,24 +168,30 @@ class Address:
     def parse(cls, text: str) -> "Address":
         """Read ``HOST:PORT`` or ``unix:/PATH``."""
         if text.startswith("unix:"):
+            if text == "unix:":
+                raise InputError("unix: lacks the path of its socket", remedy="unix:/PATH")
             return cls(path=text.removeprefix("unix:"))
         host, _, port = text.rpartition(":")
-        if not port.isdigit():
-            raise InputError(f"{text!r} is not HOST:PORT or unix:/PATH")
+        if not port.isdecimal() or int(port) > _MOST_PORT:
+            raise InputError(f"{text!r} is not HOST:PORT (at most {_MOST_PORT}) or unix:/PATH")
         return cls(host=host.strip("[]") or "127.0.0.1", port=int(port))
 
 
 def serve_controller(
-    service: "FabricService", listen: Address, *, token: str | None = None
+    service: "FabricService",
+    listen: Address,
+    *,
+    token: str | None = None,
+    on_start: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve a controller alone until SIGINT or SIGTERM.
+    """Serve a controller alone until SIGINT or SIGTERM; ``on_start`` is called once it listens.
 
     Raises PlatformError for an address that is taken, and for one beyond loopback without a
     token.
     """
     import uvicorn
 
-    if listen.path is None and token is None and listen.host not in {"127.0.0.1", "::1"}:
+    if listen.path is None and not token and listen.host not in {"127.0.0.1", "::1"}:
         raise PlatformError(
             f"refusing to listen on {listen.host} without a token",
             remedy="set KANSOKU_FABRIC_TOKEN, or listen on 127.0.0.1",
@@ -162,7 +199,9 @@ def serve_controller(
     try:
         sock = _listener(listen)
     except OSError as error:
-        raise PlatformError(f"cannot listen on {listen.path or listen.port}: {error}") from None
+        where = listen.path or f"{listen.host}:{listen.port}"
+        raise PlatformError(f"cannot listen on {where}: {error.strerror or error}") from None
+    on_start()
     config = uvicorn.Config(controller_app(service), log_level="warning", access_log=False)
     try:
         uvicorn.Server(config).run(sockets=[sock])
@@ -174,14 +213,33 @@ def serve_controller(
 
 def _listener(listen: Address) -> socket.socket:
     if listen.path is not None:
-        Path(listen.path).unlink(missing_ok=True)
+        _remove_left(Path(listen.path))
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind(listen.path)
         Path(listen.path).chmod(0o600)
     else:
-        sock = socket.create_server((listen.host or "127.0.0.1", listen.port or 0))
+        host = listen.host or "127.0.0.1"
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.create_server((host, listen.port or 0), family=family)
     sock.listen(128)
     return sock
+
+
+def _remove_left(path: Path) -> None:
+    """Remove the socket that a killed controller left; OSError for anything else that is there."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise OSError(errno.EEXIST, "it is there already and no socket")
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+    raise OSError(errno.EADDRINUSE, "another process listens there")
 
 
 def controller_token(token: str | None = None) -> str | None:
@@ -241,6 +299,7 @@ def agent(
 
     if not rnics:
         raise InputError("no RNIC to probe from", remedy="give --rnic DEVICE=ADDRESS")
+    _check_rnics(rnics, port)
     families = {":" in address for _, address in rnics}
     if len(families) > 1:
         raise InputError(
@@ -269,6 +328,26 @@ def agent(
         workers.append(Worker(name, made, settings, seed=incarnation ^ hash(name)))
     line = _line(controller, token)
     return Agent(node, workers, line, incarnation=incarnation)
+
+
+def _check_rnics(rnics: Sequence[tuple[str, str]], port: int | None) -> None:
+    """Raise InputError for what no socket could be opened with."""
+    devices = [device for device, _ in rnics]
+    if twice := {device for device in devices if devices.count(device) > 1}:
+        raise InputError(f"--rnic: {', '.join(sorted(twice))} is given twice")
+    for device, address in rnics:
+        try:
+            ipaddress.ip_address(address)
+        except ValueError:
+            raise InputError(
+                f"{address!r} is not an IP address", where="--rnic", remedy=f"{device}=10.0.0.1"
+            ) from None
+    if port is not None and (not 1 <= port <= _MOST_PORT or port == _ROCE_PORT):
+        raise InputError(
+            f"{port} is no port for probes",
+            where="--port",
+            remedy=f"1 to {_MOST_PORT}, and not {_ROCE_PORT}, which a RoCE NIC consumes",
+        )
 
 
 def learn_services(

@@ -1,5 +1,6 @@
 """The fabric agent of one host: a loop over the transports of its RNICs."""
 
+import contextlib
 import gc
 import logging
 import os
@@ -15,7 +16,7 @@ from kansoku.fabric.messages import Pinglist, RnicAddress
 from kansoku.fabric.probe import StampSource
 from kansoku.fabric.summary import Report
 
-__all__ = ["Agent", "Loop", "calm_collector"]
+__all__ = ["Agent", "Loop", "calm_collector", "more_descriptors"]
 
 _log = logging.getLogger(__name__)
 _REST_PER_PACKET = 0.4e-6  # s of rest between turns for every packet per second
@@ -31,6 +32,16 @@ def calm_collector() -> None:
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+def more_descriptors() -> None:
+    """Take as many open files as this process may: every source port is a socket.
+
+    The usual 1,024 are too few for a host of eight RNICs.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Loop:
@@ -111,6 +122,7 @@ class Agent:
 
     def run(self, *, heartbeat: Callable[[], None] | None = None) -> None:
         """Work until stopped, then send what is left and say goodbye."""
+        more_descriptors()
         loop = Loop(self.workers)
         calm_collector()
         self.uplink.start()
@@ -144,7 +156,12 @@ class Agent:
         with self._lock:
             new, self._new = self._new, {}
         for name, pinglist in new.items():
-            self._by_name[name].take(pinglist, now_ns)
+            try:
+                self._by_name[name].take(pinglist, now_ns)
+            except Exception:  # noqa: BLE001 - an agent loop, counted and logged
+                # The last pinglist stays in force: a controller's mistake must not end the agent.
+                self.errors += 1
+                _log.exception("fabric agent: pinglist of %s", name)
         self._handle(self.workers)
         self._throttle(now_ns)
         self.uplink.send(self._reports())

@@ -22,7 +22,9 @@ __all__ = ["FabricService", "Refuse"]
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _LONGEST_LEASE_S = 86_400
-_MOST = 64 << 20  # bytes of one request: 64 reports of a large fabric
+_MOST = 64 << 20  # bytes of reports in one request: 64 of a large fabric
+_MOST_TUPLES = 16 << 20  # bytes of a job's tuples
+_MOST_NAMES = 1 << 20  # bytes of what an agent says of its own RNICs
 _TYPE = "application/msgpack"
 _Handler = Callable[[Request], Awaitable[Response]]
 Refuse = Callable[[Request, Literal["send", "read"]], tuple[int, str] | None]
@@ -126,12 +128,12 @@ class FabricService:
         return await run_in_threadpool(hold)
 
     async def _register(self, request: Request) -> Response:
-        message = await _body(request, Register)
+        message = await _body(request, Register, most=_MOST_NAMES)
         await self._held(lambda: self.controller.register(message, self._clock()))
         return _packed({"registered": len(message.rnics)})
 
     async def _leave(self, request: Request) -> Response:
-        names = await _body(request, list[str])
+        names = await _body(request, list[str], most=_MOST_NAMES)
         await self._held(lambda: self.controller.leave(names))
         return _packed({})
 
@@ -150,7 +152,7 @@ class FabricService:
         return await self._held(pinglist)
 
     async def _report(self, request: Request) -> Response:
-        reports = await _body(request, list[Report])
+        reports = await _body(request, list[Report], most=_MOST)
         now = self._clock()
 
         def take() -> None:
@@ -170,7 +172,7 @@ class FabricService:
         if request.method == "DELETE":
             await self._held(lambda: self.controller.end_service(job))
             return _packed({})
-        tuples = await _body(request, list[ServiceTuple])
+        tuples = await _body(request, list[ServiceTuple], most=_MOST_TUPLES)
         lease_s = _lease(request.query_params.get("lease_s"))
         until = None if lease_s is None else self._clock() + int(lease_s * 1e9)
         known = await self._held(lambda: self.controller.set_service(job, tuples, until_ns=until))
@@ -189,21 +191,21 @@ class FabricService:
         return JSONResponse(await self._held(lambda: self._matrix(self.controller, params)))
 
 
-async def _body(request: Request, kind: type[_T]) -> _T:
+async def _body(request: Request, kind: type[_T], *, most: int) -> _T:
     media = request.headers.get("content-type", "").partition(";")[0].strip()
     if media not in {_TYPE, "application/json"}:
         # A page of another site can make a browser send plain text here, but neither of these.
         raise _Refused(415, f"expected {_TYPE} or application/json")
-    data = b""
+    data = bytearray()
     async for chunk in request.stream():
         data += chunk
-        if len(data) > _MOST:
-            raise _Refused(413, f"more than {_MOST} bytes")
+        if len(data) > most:
+            raise _Refused(413, f"more than {most} bytes")
     try:
         if media == "application/json":
             return msgspec.json.decode(data, type=kind)
         return msgspec.msgpack.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise _Refused(400, str(error)) from None
 
 

@@ -120,7 +120,13 @@ class UdpTransport:
         if sender is None:
             if len(self._senders) >= _SOCKETS:
                 self._drop(next(iter(self._senders)))
-            sender = _Sender(self._open(port))
+            try:
+                sender = _Sender(self._open(port))
+            except OSError as error:
+                if error.errno != errno.EMFILE or not self._senders:
+                    raise
+                self._drop(next(iter(self._senders)))  # fewer descriptors than ports
+                sender = _Sender(self._open(port))
             self._senders[port] = sender
             self._by_fd[sender.socket.fileno()] = sender
             self._epoll.register(sender.socket, 0)  # errors only: stamps and ICMP

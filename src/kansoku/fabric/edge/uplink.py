@@ -64,11 +64,7 @@ class Line:
         self._headers = {"Content-Type": "application/msgpack"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in {"http", "https", "unix"} or not (parts.netloc or parts.path):
-            raise ConfigurationError(
-                f"controller address {url!r} is not http://HOST:PORT, https://… or unix:/PATH"
-            )
+        parts = _address(url)
         self._parts = parts
         self._timeout = timeout_s
         self._connection: http.client.HTTPConnection | None = None
@@ -101,7 +97,7 @@ class Line:
         if response.status in {204, 304}:
             return None
         if response.status != 200:
-            raise ControllerAway(answer[:200].decode(errors="replace"), response.status)
+            raise ControllerAway(_reason(answer), response.status)
         try:
             return msgspec.msgpack.decode(answer, type=kind)
         except msgspec.MsgspecError as error:
@@ -112,6 +108,28 @@ class Line:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _address(url: str) -> urllib.parse.SplitResult:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port  # it is read here only: one that is no port raises
+    except ValueError:
+        parts, port = urllib.parse.urlsplit(""), None
+    web = parts.scheme in {"http", "https"} and parts.hostname and port != 0
+    if not web and not (parts.scheme == "unix" and parts.path):
+        raise ConfigurationError(
+            f"controller address {url!r} is not http://HOST:PORT, https://… or unix:/PATH"
+        )
+    return parts
+
+
+def _reason(answer: bytes) -> str:
+    """Return why a controller refused: its own words where it is one."""
+    try:
+        return str(msgspec.json.decode(answer, type=dict[str, str])["error"])
+    except (msgspec.MsgspecError, KeyError):
+        return answer[:200].decode(errors="replace")
 
 
 class Uplink:
@@ -140,6 +158,7 @@ class Uplink:
         self.dropped = 0
         self.failures = 0
         self.connected = False
+        self._said = ""
         self._thread = threading.Thread(target=self._run, name="fabric uplink", daemon=True)
 
     def start(self) -> None:
@@ -170,8 +189,7 @@ class Uplink:
             except ControllerAway as away:
                 if away.status in {409, 404}:
                     self._registered = False
-                if self.connected or self.failures == 0:
-                    _log.warning("controller %s away: %s", self._line.url, away)
+                self._say(away)
                 self.connected = False
                 self.failures += 1
                 # Agents that lost the same controller must not come back in step.
@@ -185,6 +203,13 @@ class Uplink:
         except ControllerAway:
             pass
         self._line.close()
+
+    def _say(self, away: ControllerAway) -> None:
+        """Log what is new: an agent tries again for as long as it runs."""
+        if self.connected or str(away) != self._said:
+            does = "is away" if away.status is None else f"refuses ({away.status})"
+            _log.warning("controller %s %s: %s", self._line.url, does, away)
+        self._said = str(away)
 
     def _round(self) -> None:
         if not self._registered:
@@ -205,6 +230,12 @@ class Uplink:
     def _flush(self) -> None:
         while self._queue:
             batch = list(self._queue)[:64]
-            self._line.request("POST", "/fabric/report", batch, dict)
+            try:
+                self._line.request("POST", "/fabric/report", batch, dict)
+            except ControllerAway as away:
+                if away.status not in {400, 413}:
+                    raise
+                self._say(away)  # it will never take these: what comes later must get through
+                self.dropped += len(batch)
             for _ in batch:
                 self._queue.popleft()

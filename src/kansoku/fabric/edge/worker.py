@@ -1,5 +1,6 @@
 """One RNIC of an agent: probes, answers, traces and sums up, over any transport."""
 
+import errno
 import heapq
 import logging
 import random
@@ -7,6 +8,7 @@ import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
+from kansoku.fabric.ecmp import is_source_port
 from kansoku.fabric.edge.transport import HopAnswer, Peer, Received, Stamped, Transport
 from kansoku.fabric.messages import Pinglist, decode_settings
 from kansoku.fabric.probe import (
@@ -21,12 +23,20 @@ from kansoku.fabric.probe import (
     encode_probe,
 )
 from kansoku.fabric.settings import Settings
-from kansoku.fabric.summary import Report, RowColumns, TraceRow, WindowSummary
+from kansoku.fabric.summary import (
+    MOST_TRACES,
+    Report,
+    RowColumns,
+    TraceRow,
+    WindowSummary,
+)
 
 __all__ = ["Worker"]
 
 _log = logging.getLogger(__name__)
 _SERVICE = 2
+# What hinders a probe on this host alone: its port is taken, descriptors or memory are short.
+_OURS = {errno.EADDRINUSE, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 # Names of the module: an enumeration's members are slow to look up, and these are for every packet.
 _PROBE, _ACK1, _ACK2 = Kind.PROBE, Kind.ACK1, Kind.ACK2
 _RESPONSE = 1 << 62  # tokens of ACK1 stamps, apart from sequence numbers of probes
@@ -63,6 +73,8 @@ class Worker:
         self.settings = settings
         self.version = ""
         self.send_errors = 0
+        self.foreign = 0
+        """Packets that asked for an answer from a port that RoCE never sends from."""
         self.packets = 0
         """Packets taken so far."""
         self.stretch = 1.0
@@ -104,14 +116,16 @@ class Worker:
 
     def take(self, pinglist: Pinglist, now_ns: int) -> None:
         """Replace what is probed; tuples that stay keep their rhythm."""
-        self.version = pinglist.version
+        # All of it is read first: what cannot be read must change nothing.
         settings = decode_settings(pinglist.settings)
+        probes, acks = pinglist.probes.entries(), pinglist.traces.entries()
+        self.version = pinglist.version
         if settings != self.settings:
             self.prober.configure(int(settings.timeout_s * 1e9), int(settings.hold_s * 1e9))
             self._apply(settings)
         before, self._targets = self._targets, {}
         self._service = []
-        for entry in pinglist.probes.entries():
+        for entry in probes:
             key = (entry.target, entry.port, entry.kind)
             number = self._ids.setdefault(key, len(self._ids) + 1)
             interval = max(int(entry.interval_s * 1e9), 1_000_000)
@@ -126,7 +140,7 @@ class Worker:
         seen: dict[tuple[int, int], Peer] = {}
         for target in self._targets.values():
             seen[target.target, target.port] = target.peer
-        for ack in pinglist.traces.entries():
+        for ack in acks:
             seen.setdefault((ack.target, ack.port), Peer(ack.address, 0))
         self._tracing = [(target, peer, port) for (target, port), peer in seen.items()]
         self._trace_order = deque()
@@ -178,9 +192,11 @@ class Worker:
         data = encode_probe(target.port, peer.qpn, transport.qpn, sequence, number & 0xFFFFFFFF)
         try:
             stamp = transport.send(data, peer, target.port, token=sequence)
-        except OSError:
-            self.send_errors += 1  # it runs into its timeout and counts as lost
-            return
+        except OSError as error:
+            self.send_errors += 1
+            if error.errno in _OURS:
+                prober.cancel(sequence)
+            return  # any other runs into its timeout and counts as lost
         if stamp is not None:
             prober.stamped(sequence, stamp.nic_ns, stamp.source)
 
@@ -254,14 +270,19 @@ class Worker:
                     self._count(outcome)
                 elif isinstance(outcome, Late):
                     self._window(outcome.t1_ns).add_late(outcome)
+        elif kind is Kind.TRACE_REPLY:
+            self._reached(packet)
+        elif not is_source_port(packet.source_port):
+            self.foreign += 1  # answering would bind a port that belongs to somebody else
         elif kind is _PROBE:
             self._answer(packet, event)
-        elif kind is Kind.TRACE:
-            self._answer_trace(packet, event)
         else:
-            trace = self._traces.get(packet.sequence)
-            if trace is not None and (trace.reached is None or packet.hop < trace.reached):
-                trace.reached = packet.hop
+            self._answer_trace(packet, event)
+
+    def _reached(self, packet: Packet) -> None:
+        trace = self._traces.get(packet.sequence)
+        if trace is not None and (trace.reached is None or packet.hop < trace.reached):
+            trace.reached = packet.hop
 
     def _answer(self, packet: Packet, event: Received) -> None:
         answer = self.responder.receive(packet, event.nic_ns, event.now_ns, event.source)
@@ -324,8 +345,8 @@ class Worker:
     def _finish_traces(self, now_ns: int) -> None:
         while self._traces:
             number, trace = next(iter(self._traces.items()))
-            if now_ns - trace.started_ns <= self._timeout_ns:
-                return
+            if 0 <= now_ns - trace.started_ns <= self._timeout_ns:
+                return  # begun in the future: the clock was set back, it would never end
             del self._traces[number]
             self._trace_done(trace)
 
@@ -346,7 +367,7 @@ class Worker:
         again = self._known_sent[key] % 16 == 0
         if (news or not whole or key in self._lossy or again or any(slow)) and len(
             self._trace_rows
-        ) < 5000:
+        ) < MOST_TRACES:
             self._trace_rows.append(TraceRow(trace.target, trace.port, list(hops), reached, slow))
 
     # -- windows ----------------------------------------------------------------------------
