@@ -9,7 +9,7 @@ from kansoku.catalog.cluster import load_cluster
 from kansoku.catalog.models import ModelShape, model_shape, shape_from_config
 from kansoku.errors import InputError
 from kansoku.plan.hardware import Hardware, cluster_hardware, generic_hardware
-from kansoku.plan.layout import Layout, Training
+from kansoku.plan.layout import RECOMPUTE, Layout, Training
 from kansoku.plan.search import Space
 
 __all__ = ["PlanRequest"]
@@ -17,7 +17,16 @@ __all__ = ["PlanRequest"]
 _MAX_CONFIG_BYTES = 4 * 2**20
 _LINK_KEYS = ("alpha_s", "beta_bytes_per_s")
 _MOST = 1e15
+_MOST_WHOLE = 2**31 - 1
+"""Of any size given by flag: beyond it products of sizes leave 64 bits."""
 _DEFAULT_PRECISION_NOTE = "bf16 by default (fp16 on A100)"
+
+
+_SIZES = (
+    "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "seq", "vocab", "experts",
+    "experts_per_token", "expert_ffn", "shared_expert_ffn", "gpus", "global_batch", "micro_batch",
+    "tp", "pp", "dp", "cp", "ep", "vp",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +72,19 @@ class PlanRequest:
     notes: list[str] = field(default_factory=list)
     """Filled while deriving: what was not given and where it came from."""
 
+    def __post_init__(self) -> None:
+        for name in _SIZES:
+            value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            if value is not None and value < 1:
+                raise InputError(f"{flag} must be at least 1, not {value}")
+            # The number of GPUs has a bound of its own.
+            if value is not None and name != "gpus" and value > _MOST_WHOLE:
+                raise InputError(f"{flag} {value} is above {_MOST_WHOLE:,}")
+        if self.recompute is not None and self.recompute not in RECOMPUTE:
+            raise InputError(
+                f"unknown --recompute {self.recompute!r}", remedy=f"one of {', '.join(RECOMPUTE)}"
+            )
+
     def note(self, text: str) -> None:
         """Keep a sentence about something derived, once."""
         if text not in self.notes:
@@ -85,7 +107,12 @@ class PlanRequest:
             found = model_shape(self.model)
         for text in found.notes:
             self.note(text)
-        return replace(found, **given) if given else found
+        changed = {k: v for k, v in given.items() if v != getattr(found, k)}
+        if not changed:
+            return found
+        told = ", ".join(f"{k} {v}" for k, v in changed.items())
+        self.note(f"{found.title} changed by flags: {told}; every other size is the model's own")
+        return replace(found, **changed)
 
     def _shape_of_flags(self, given: dict[str, Any]) -> ModelShape:
         missing = [n for n in ("layers", "hidden", "heads", "seq", "vocab") if n not in given]
@@ -178,7 +205,9 @@ class PlanRequest:
         for name in {"scale_up", "scale_out"} & set(links):
             row = links[name]
             values = [row.get(k) if isinstance(row, dict) else None for k in _LINK_KEYS]
-            numbers = [float(v) for v in values if isinstance(v, int | float)]
+            numbers = [
+                float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)
+            ]
             if len(numbers) != len(values) or not all(0 < v < _MOST for v in numbers):
                 raise InputError(
                     f"links.{name} needs positive {' and '.join(_LINK_KEYS)}",
@@ -289,8 +318,24 @@ def _json(path: Path, what: str) -> dict[str, Any]:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
             raise InputError(f"larger than any {what}", where=str(path))
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise InputError(f"not a readable {what}: {error}", where=str(path)) from None
+    except OSError as error:
+        raise InputError(
+            f"not a readable {what}: {error.strerror or error}",
+            where=str(path),
+            remedy="check the path",
+        ) from None
+    except RecursionError:
+        raise InputError(
+            f"not a readable {what}: nested too deeply", where=str(path), remedy="another file"
+        ) from None
+    except (UnicodeDecodeError, ValueError) as error:
+        raise InputError(
+            f"not a readable {what}: {error}", where=str(path), remedy="a JSON file in UTF-8"
+        ) from None
     if not isinstance(data, dict):
-        raise InputError(f"a {what} holds an object", where=str(path))
+        raise InputError(
+            f"a {what} holds an object, not {type(data).__name__}",
+            where=str(path),
+            remedy="a JSON object: {…}",
+        )
     return data

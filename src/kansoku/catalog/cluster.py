@@ -4,6 +4,8 @@ One TOML file that the planner, the fabric prober, job history, deployment and t
 What is unknown is absent, never zero. :doc:`docs/cluster-file.md` describes every key.
 """
 
+import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from typing import Any
 from ClusterShell.NodeSet import NodeSet, NodeSetParseError
 
 from kansoku.catalog.accelerators import Accelerator, accelerator
-from kansoku.errors import ConfigurationError
+from kansoku.errors import ConfigurationError, InputError
 
 __all__ = [
     "Cluster",
@@ -28,6 +30,11 @@ __all__ = [
     "load_cluster",
     "shipped_clusters",
 ]
+
+_MOST_HOSTS = 1_000_000
+"""Hosts of one host list; a typing error such as ``c[1-999999999]`` would fill the memory."""
+_MOST = 1e12
+"""Bound of every number in the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,9 +203,15 @@ def load_cluster(file_or_name: str | Path) -> Cluster:
             remedy=f"give a TOML file or one of {', '.join(shipped)}",
         ) from None
     except OSError as error:
-        raise ConfigurationError(error.strerror or str(error), where=str(path)) from None
+        raise ConfigurationError(
+            error.strerror or str(error),
+            where=str(path),
+            remedy=f"give a TOML file or one of {', '.join(shipped)}",
+        ) from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigurationError(str(error), where=str(path)) from None
+        raise ConfigurationError(
+            f"not a TOML file: {error}", where=str(path), remedy="see docs/cluster-file.md"
+        ) from None
     return _Reader(str(path)).cluster(data)
 
 
@@ -226,10 +239,43 @@ class _Reader:
     def _hosts(self, text: object, name: str) -> list[str]:
         if not isinstance(text, str):
             raise self._fail(f"{name} must be a host list such as 'c[001-100]'")
+        pairs = re.findall(r"(\d+)-(\d+)", text)
+        if any(len(high) > 18 or int(high) - int(low) >= _MOST_HOSTS for low, high in pairs):
+            raise self._fail(f"{name}: {text!r} is more than {_MOST_HOSTS:,} hosts")
         try:
             return list(NodeSet(text, resolver=None))
         except NodeSetParseError as error:
             raise self._fail(f"{name}: {error}") from None
+
+    def _number(
+        self, table: Mapping[str, Any], key: str, name: str, *, least: float = 0.0
+    ) -> float | None:
+        """Return a finite number above ``least``, or None where the key is absent."""
+        value = table.get(key)
+        if value is None:
+            return None
+        right = isinstance(value, int | float) and not isinstance(value, bool)
+        if not right or not math.isfinite(value) or not least < value < _MOST:
+            raise self._fail(
+                f"{name}: {key} must be a number above {least:g}, not {value!r}; leave it out "
+                "where it is unknown"
+            )
+        return float(value)
+
+    def _whole(
+        self, table: Mapping[str, Any], key: str, name: str, *, least: int = 1
+    ) -> int | None:
+        """Return a whole number of at least ``least``, or None where the key is absent."""
+        value = table.get(key)
+        if value is None:
+            return None
+        right = isinstance(value, int) and not isinstance(value, bool)
+        if not right or not least <= value < _MOST:
+            raise self._fail(
+                f"{name}: {key} must be a whole number of at least {least}, not {value!r}; leave "
+                "it out where it is unknown"
+            )
+        return int(value)
 
     def cluster(self, data: dict[str, Any]) -> Cluster:
         top = self._check(
@@ -259,14 +305,21 @@ class _Reader:
     def _kind(self, name: str, row: object) -> NodeKind:
         known = {"gpu", "gpus", "cpu", "cpu_cores", "memory_gib", "nic"}
         table = self._check(row, f"node_kind.{name}", known, set())
-        gpu = table.get("gpu")
+        gpu, where = table.get("gpu"), f"node_kind.{name}"
+        if gpu is not None and not isinstance(gpu, str):
+            raise self._fail(f"{where}: gpu must be a name of the catalogue, not {gpu!r}")
+        try:
+            kind = None if gpu is None else accelerator(gpu).name
+        except InputError as error:
+            raise self._fail(f"{where}: {error}") from None
+        memory = self._number(table, "memory_gib", where)
         return NodeKind(
             name=name,
-            gpu=None if gpu is None else accelerator(gpu).name,
-            gpus=table.get("gpus"),
+            gpu=kind,
+            gpus=self._whole(table, "gpus", where, least=0),
             cpu=table.get("cpu"),
-            cpu_cores=table.get("cpu_cores"),
-            memory_bytes=None if "memory_gib" not in table else int(table["memory_gib"] * 2**30),
+            cpu_cores=self._whole(table, "cpu_cores", where),
+            memory_bytes=None if memory is None else int(memory * 2**30),
             nics=tuple(self._nic(name, nic) for nic in table.get("nic", [])),
         )
 
@@ -276,13 +329,13 @@ class _Reader:
         table = self._check(row, name, known, {"device", "role"})
         if table["role"] not in {"fabric", "storage", "management"}:
             raise self._fail(f"{name}: role {table['role']!r} is not fabric, storage or management")
-        rate = table.get("line_rate_gbps")
+        rate = self._number(table, "line_rate_gbps", name)
         return Nic(
             device=table["device"],
             role=table["role"],
             line_rate_bits_per_s=None if rate is None else rate * 1e9,
-            gpu=table.get("gpu"),
-            rail=table.get("rail"),
+            gpu=self._whole(table, "gpu", name, least=0),
+            rail=self._whole(table, "rail", name, least=0),
             interface=table.get("interface"),
         )
 
@@ -323,19 +376,20 @@ class _Reader:
                 Switch(name=name, tier=line["tier"], pod=line.get("pod"), rail=rail)
                 for name, rail in zip(names, rails, strict=True)
             ]
-        rate = table.get("link_rate_gbps")
+        rate = self._number(table, "link_rate_gbps", "fabric")
         return Fabric(
             protocol=table["protocol"],
             rail_optimised=table["rail_optimised"],
             link_rate_bits_per_s=None if rate is None else rate * 1e9,
-            oversubscription=table.get("oversubscription"),
+            oversubscription=self._number(table, "oversubscription", "fabric"),
             switches=tuple(switches),
         )
 
     def _storage(self, row: object) -> Storage:
         known = {"name", "kind", "mount", "capacity_tb", "bandwidth_gb_per_s"}
         table = self._check(row, "storage", known, {"name", "kind"})
-        capacity, bandwidth = table.get("capacity_tb"), table.get("bandwidth_gb_per_s")
+        capacity = self._number(table, "capacity_tb", "storage")
+        bandwidth = self._number(table, "bandwidth_gb_per_s", "storage")
         return Storage(
             name=table["name"],
             kind=table["kind"],

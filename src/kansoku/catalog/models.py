@@ -94,6 +94,10 @@ class ModelShape:
             )
         if not self.experts and self.ffn < 1:
             raise InputError(f"model {self.name}: ffn must be a positive whole number")
+        if self.latent and (self.qk_dim < 1 or self.v_head_dim < 1):
+            raise InputError(
+                f"model {self.name}: latent attention needs the widths of a query and a value head"
+            )
         if not 0 <= self.dense_layers <= self.layers:
             raise InputError(f"model {self.name}: dense_layers is outside 0-{self.layers}")
 
@@ -248,7 +252,12 @@ def shape_from_config(
         values |= {"bias": False, "qkv_bias": True}
         values["notes"] += ("attention_bias: the output projection's bias is not counted",)
     values |= _experts(config, family) | _latent(config, family)
-    return ModelShape(**values)
+    try:
+        return ModelShape(**values)
+    except InputError as error:
+        raise InputError(
+            error.message, where=where, remedy="is the config.json whole and unchanged?"
+        ) from None
 
 
 def _experts(config: _Config, family: str) -> dict[str, Any]:

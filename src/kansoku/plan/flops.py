@@ -19,6 +19,7 @@ global batch. The conventions:
     As arXiv 2205.05198 eq. 8 counts selective recomputation: the attention core twice over.
 """
 
+import math
 from dataclasses import dataclass
 
 from kansoku.catalog.models import ModelShape
@@ -113,8 +114,12 @@ def utilisation(
         raise InputError(
             f"unknown FLOPs convention {convention!r}", remedy=f"one of {', '.join(CONVENTIONS)}"
         )
-    if step_s <= 0:
-        raise InputError(f"a step must take more than 0 s, not {step_s}")
+    if not (math.isfinite(step_s) and step_s > 0):
+        raise InputError(f"a step must take more than 0 s, not {step_s}", remedy="seconds")
+    if not (math.isfinite(peak_flops) and peak_flops > 0):
+        raise InputError(
+            f"a peak must be above 0 FLOP/s, not {peak_flops:g}", remedy="the dense peak of a GPU"
+        )
     return Mfu(
         value=flops.conventions[convention] / step_s / peak_flops,
         convention=convention,

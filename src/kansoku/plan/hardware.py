@@ -153,7 +153,7 @@ def cluster_hardware(cluster: Cluster) -> Hardware:
             remedy="give a cluster file with the nodes of one kind",
         )
     (kind,) = kinds.values()
-    if kind.gpus is None:
+    if not kind.gpus:
         raise ConfigurationError(
             f"cluster {cluster.name}: GPUs a node of kind {kind.name} is unknown",
             remedy=f"fill in node_kind.{kind.name}.gpus, or plan with --gpu {kind.gpu} --gpus N",

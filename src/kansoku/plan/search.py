@@ -179,6 +179,15 @@ def pareto_front(time: NDArray[np.float64], memory: NDArray[np.float64]) -> NDAr
     return order[memory[order] < best_before]
 
 
+def _asked(space: Space) -> str:
+    """Return the sizes that a space was narrowed to, for an error."""
+    sizes = {name: getattr(space, name) for name in ("tp", "pp", "cp", "dp", "ep")}
+    told = ", ".join(
+        f"{name} {'/'.join(map(str, values))}" for name, values in sizes.items() if values
+    )
+    return f" ({told})" if told else ""
+
+
 def _enumerate(
     shape: ModelShape,
     training: Training,
@@ -194,7 +203,7 @@ def _enumerate(
     width = len(inner[0])
     if not len(splits) or not width:
         raise InputError(
-            f"no split of {gpus} GPUs has the sizes asked for",
+            f"no split of {gpus} GPUs has the sizes asked for{_asked(space)}",
             remedy="tp x pp x cp x dp must equal the number of GPUs",
         )
     # Reasons that concern the split alone are judged once for all its inner combinations.

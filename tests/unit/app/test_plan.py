@@ -286,6 +286,53 @@ def test_absurd_sizes_are_refused_at_the_door():
         search(PlanRequest(model="22b", gpu="h100", gpus=10**12, global_batch=8))
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"global_batch": 10**20}, "--global-batch 100000000000000000000 is above"),
+        ({"micro_batch": 2**63}, "--micro-batch .* is above"),
+        ({"vp": 2**31}, "--vp .* is above"),
+        ({"ep": 10**19}, "--ep .* is above"),
+        ({"tp": 0}, "--tp must be at least 1"),
+        ({"recompute": "sometimes"}, "unknown --recompute 'sometimes'"),
+    ],
+)
+def test_every_size_has_a_bound(given, words):
+    """They ended as internal errors (exit 70) before."""
+    flags = {"model": "22b", "gpu": "h100", "gpus": 64, "global_batch": 64} | given
+    with pytest.raises(InputError, match=words):
+        search(PlanRequest(**flags))
+
+
+def test_a_model_changed_by_flags_says_so():
+    notes = ask("flops", "--model", "gpt3-175b", "--hidden", 8192, "--layers", 96)["notes"]
+    assert any("changed by flags: hidden 8192;" in note for note in notes)
+    assert not any("changed" in n for n in ask("flops", "--model", "gpt3-175b")["notes"])
+
+
+def test_an_impossible_split_names_what_was_asked():
+    with pytest.raises(InputError, match=r"no split of 64 GPUs has the sizes asked for \(tp 3\)"):
+        search(PlanRequest(model="22b", gpu="h100", gpus=64, global_batch=64, tp=3))
+
+
+def test_truth_values_are_no_links(tmp_path):
+    path = tmp_path / "links.json"
+    path.write_text('{"links": {"scale_up": {"alpha_s": true, "beta_bytes_per_s": true}}}')
+    with pytest.raises(InputError, match="positive alpha_s"):
+        run("search", "--model", "22b", "--gpu", "h100", "--gpus", 8, "--global-batch", 8,
+            "--links", path)  # fmt: skip
+
+
+def test_unreadable_configs_are_one_line_with_a_remedy(tmp_path):
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 100_000)
+    for path, words in ((tmp_path / "none.json", "No such file"), (deep, "nested too deeply")):
+        with pytest.raises(InputError, match=words) as caught:
+            run("flops", "--model", path)
+        assert "\n" not in str(caught.value)
+        assert caught.value.remedy
+
+
 def test_mixture_of_experts_by_flags():
     answer = ask(
         "explain", "--layers", 32, "--hidden", 4096, "--heads", 32, "--kv-heads", 8, "--ffn", 14336,

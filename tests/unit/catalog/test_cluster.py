@@ -63,3 +63,58 @@ def test_short_name_of_a_shipped_cluster():
     assert load_cluster("sakuraone") == load_cluster("sakuraone-h100")
     with pytest.raises(ConfigurationError, match="template: no such cluster file"):
         load_cluster("template")  # of two that begin so
+
+
+WHOLE = """
+name = "x"
+source = "y"
+[[nodes]]
+names = "a[1-2]"
+kind = "k"
+[node_kind.k]
+gpu = "h100-sxm"
+gpus = 8
+memory_gib = 2048
+[[node_kind.k.nic]]
+device = "mlx5_0"
+role = "fabric"
+line_rate_gbps = 400
+rail = 0
+[fabric]
+protocol = "rocev2"
+rail_optimised = true
+oversubscription = 1.5
+[[storage]]
+name = "s"
+kind = "lustre"
+bandwidth_gb_per_s = 200
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("gpus = 8", "gpus = -8", "node_kind.k: gpus must be a whole number"),
+        ("gpus = 8", 'gpus = "eight"', "not 'eight'"),
+        ("gpus = 8", "gpus = true", "not True"),
+        ("memory_gib = 2048", "memory_gib = 0", "memory_gib must be a number above 0"),
+        ("line_rate_gbps = 400", "line_rate_gbps = nan", "line_rate_gbps must be a number above 0"),
+        ("line_rate_gbps = 400", "line_rate_gbps = 0", "leave it out"),
+        ("oversubscription = 1.5", "oversubscription = -1", "fabric: oversubscription"),
+        ("bandwidth_gb_per_s = 200", "bandwidth_gb_per_s = inf", "storage: bandwidth_gb_per_s"),
+        ("rail = 0", "rail = -1", "rail must be a whole number of at least 0"),
+        ("a[1-2]", "a[1-999999999]", "more than 1,000,000 hosts"),
+        ('gpu = "h100-sxm"', "gpu = 100", "gpu must be a name"),
+        ('gpu = "h100-sxm"', 'gpu = "tpu"', "node_kind.k: unknown accelerator"),
+    ],
+)
+def test_impossible_numbers_name_file_key_and_value(tmp_path, old, new, words):
+    path = tmp_path / "c.toml"
+    path.write_text(WHOLE)
+    assert load_cluster(path).fabric.oversubscription == 1.5
+    path.write_text(WHOLE.replace(old, new))
+    with pytest.raises(ConfigurationError) as caught:
+        load_cluster(path)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "docs/cluster-file.md" in str(caught.value)

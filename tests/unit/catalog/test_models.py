@@ -50,3 +50,18 @@ def test_impossible_shapes_are_refused():
         shape_from_config(LLAMA | {"num_key_value_heads": 7})
     with pytest.raises(InputError, match="positive"):
         shape_from_config(LLAMA | {"num_hidden_layers": 0})
+
+
+def test_impossible_configs_name_their_file():
+    """Heads of no width, and what only the whole shape shows."""
+    latent = LLAMA | {
+        "model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_nope_head_dim": 0,
+        "qk_rope_head_dim": 0, "v_head_dim": 0,
+    }  # fmt: skip
+    for config, words in (
+        (latent, "latent attention needs"),
+        ({**LLAMA, "num_attention_heads": 0}, "heads"),
+    ):
+        with pytest.raises(InputError, match=words) as caught:
+            shape_from_config(config, where="dir/config.json")
+        assert str(caught.value).startswith("dir/config.json: ")

@@ -111,3 +111,17 @@ def test_wrong_arguments_say_so():
         step_flops(model_shape("gpt2"), global_batch=1, recompute="some")
     with pytest.raises(InputError, match="convention"):
         mfu(step_flops(model_shape("gpt2"), global_batch=1), 1, 1e15, "ours")
+
+
+@pytest.mark.parametrize(
+    ("step_s", "peak"), [(float("nan"), 1e15), (float("inf"), 1e15), (0, 1e15)]
+)
+def test_a_step_takes_a_finite_time(step_s, peak):
+    with pytest.raises(InputError, match="a step must take more than 0 s"):
+        mfu(step_flops(model_shape("gpt2"), global_batch=1), step_s, peak)
+
+
+@pytest.mark.parametrize("peak", [float("nan"), -1e15, 0])
+def test_a_peak_is_above_zero(peak):
+    with pytest.raises(InputError, match="a peak must be above 0"):
+        mfu(step_flops(model_shape("gpt2"), global_batch=1), 1, peak)
