@@ -347,9 +347,10 @@ class RingWriter:
     begin: Callable[[bytes, int, int, int], int]
     """As ``open``, and the span is the main thread's innermost phase from now on. Lane 0 only."""
     end: Callable[[int, int, int, int, int, int, float, float, int], bool]
-    """(id, kind, start_ns, end_ns, cpu_ns, peak_rss_bytes, value_a, value_b, phase): complete a
-    span, count it under its kind (0: not), and note the phase that is innermost now. False, with
-    only the phase noted, where the slot was overwritten."""
+    """(id, kind, start_ns, end_ns, cpu_ns, peak_rss_bytes, value_a, value_b, phase): complete and
+    count (kind 0: not) a span, note the innermost phase; False where the slot was overwritten."""
+    turn: Callable[[int, int, int], None]
+    """(step, phase, alive_ns): note where the main thread is, and the newest id. Lane 0 only."""
 
     def __init__(self, buffer: Any, *, lane: int = 0):
         self.buffer = buffer
@@ -362,7 +363,7 @@ class RingWriter:
         if lane:
             self.open, self.close = self._make_in_lane()
         else:
-            self.open, self.close, self.begin, self.end = self._make()
+            self.open, self.close, self.begin, self.end, self.turn = self._make()
 
     def _make(self) -> Any:
         buffer = self.buffer
@@ -372,6 +373,7 @@ class RingWriter:
         whole = memoryview(buffer)[: len(buffer) // 8 * 8].cast("B")
         words, floats = whole.cast("q"), whole.cast("d")
         first, phase_at, counters = offset // 8, _NOW_OFFSET // 8 + 1, _COUNTERS_OFFSET // 8
+        step_at, alive_at, head_at = phase_at - 1, phase_at + 2, _LANE_OFFSET // 8 + 2
         newest = 0
         self._slot, self._newest = lambda span: offset + (span - 1) % capacity * 128, lambda: newest
 
@@ -406,7 +408,7 @@ class RingWriter:
             pack(buffer, offset + (span - 1) % capacity * 128 + 16, cpu_ns, end_ns - start_ns)
 
         # Between the kernels of a step, which have emptied the caches, every call and every object
-        # touched costs a microsecond or more: these two call nothing, and set words, not fields.
+        # touched costs a microsecond or more: these three call nothing, and set words, not fields.
         def begin(template: bytes, start_ns: int, step: int, parent: int) -> int:
             nonlocal newest
             newest = n = following()
@@ -439,7 +441,11 @@ class RingWriter:
             words[at + 3] = end_ns - start_ns
             return True
 
-        return open_, close, begin, end
+        def turn(step: int, phase: int, alive_ns: int) -> None:
+            words[head_at], words[alive_at] = newest, alive_ns
+            words[step_at], words[phase_at] = step, phase
+
+        return open_, close, begin, end, turn
 
     def _make_in_lane(self) -> Any:
         buffer, bits = self.buffer, self._lane << LANE_SHIFT
@@ -569,10 +575,6 @@ class RingWriter:
     def set_now(self, *, step: int, phase: int, main_thread: int, alive_ns: int) -> None:
         """Write the current step and phase, which native code copies into its records."""
         _NOW.pack_into(self.buffer, _NOW_OFFSET, step, phase, main_thread, alive_ns)
-
-    def set_phase(self, phase: int) -> None:
-        """Write the id of the main thread's innermost open phase."""
-        struct.pack_into("=Q", self.buffer, _NOW_OFFSET + 8, phase)
 
     def count(self, kind: int, bytes_: int) -> None:
         """Count a closed span and its bytes."""

@@ -168,6 +168,9 @@ class Recorder:
         self._open_queue_file()
         self._anchored = _clock()
         self.writer = ring.RingWriter(buffer)
+        self.writer.set_now(
+            step=-1, phase=0, main_thread=self.native_thread, alive_ns=self._anchored
+        )
         rank = _integer("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
         local = _integer("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
         world = _integer("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
@@ -291,10 +294,9 @@ class Recorder:
     def _queued(self, now: int, cpu: int) -> int:
         """Return how long the observed thread has stood in a run queue so far, ns; 0 unknown.
 
-        One read of an open file of /proc, 1 µs with warm caches and 4 with cold ones: not where the
-        thread has hardly left the CPU since the last one.
+        One read of an open file of /proc: 1 µs with warm caches and 4 with cold ones.
         """
-        if now - cpu - self._off_cpu < _QUEUED_MIN_NS or self._queue_file < 0:
+        if self._queue_file < 0:
             return self._queued_ns
         try:
             self._queued_ns = int(os.pread(self._queue_file, 64, 0).split()[1])
@@ -358,7 +360,9 @@ class Recorder:
         # A system call between two phases costs 3 µs with cold caches; a high-water mark can wait.
         sampled = self.step < _RSS_EVERY or self.step % _RSS_EVERY == 0
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 if sampled else -1
-        queued = self._queued(now, cpu)
+        # The run queue needs no look where the thread has hardly left the CPU since the last one.
+        off_cpu = now - cpu - self._off_cpu
+        queued = self._queued(now, cpu) if off_cpu >= _QUEUED_MIN_NS else self._queued_ns
         stack = self._stack
         while stack:
             top, template, start, started, parent = stack.pop()
@@ -419,7 +423,7 @@ class Recorder:
         self.step_starts.append((self.step, start))
         self._step_span = writer.begin(self.template(_STEP, "step"), start, self.step, 0)
         self.tokens = self.flops = 0.0
-        self._note(self.step, now)
+        writer.turn(self.step, self._step_span, now)
 
     def _close_step(self, end: int, cpu: int, *, complete: bool) -> None:
         writer = self.writer
@@ -441,19 +445,12 @@ class Recorder:
     def _flush(self, now: int) -> None:
         writer = self.writer
         assert writer is not None  # noqa: S101 - callers started the ring
-        writer.set_head()
         # Between two steps the next step's number stands: what comes now belongs to it.
-        self._note(self.step if self._step_span else self.step + 1, now)
+        span = self._step_span
+        writer.turn(self.step if span else self.step + 1, span, now)
         if now - self._anchored > _ANCHOR_EVERY_NS:
             self._anchored = now
             writer.set_anchor(*_anchor())
-
-    def _note(self, step: int, now: int) -> None:
-        """Write what native code copies into its records, and that we live."""
-        assert self.writer is not None  # noqa: S101 - callers started the ring
-        self.writer.set_now(
-            step=step, phase=self._step_span, main_thread=self.native_thread, alive_ns=now
-        )
 
     def update_begins(self, optimizer: Any) -> None:
         """Note that an optimizer starts its update."""
