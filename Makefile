@@ -14,12 +14,16 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Unit tests on every core. Then the real parts, one at a time: they measure, so nothing may run
-# beside them. A real part that fails is tried twice more, and the summary says that it was: eight
-# daemons on two cores can miss a deadline that is not the product's.
+# Unit tests on every core. Then the real parts: those that mostly wait for daemons two at a time,
+# then those that measure, one at a time with nothing beside them. A real part that fails is tried
+# twice more, and the summary says that it was: eight daemons on two cores can miss a deadline that
+# is not the product's.
+ALONE := $(addprefix tests/real/,attach burst diagnose fabric report roce trace_record)
+REAL := --reruns 2 --reruns-delay 2 --durations 20 -rR
 test: setup
 	$(BIN)/pytest tests/unit tests/corpus -n auto --dist loadfile
-	$(BIN)/pytest tests/real --reruns 2 --reruns-delay 2 --durations 20 -rR
+	$(BIN)/pytest tests/real $(addprefix --ignore=,$(ALONE)) -n 2 --dist loadfile $(REAL)
+	$(BIN)/pytest $(ALONE) $(REAL)
 
 docs: setup
 	$(BIN)/python scripts/docs.py
