@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from kansoku.bench.score import RunScore
-from kansoku.catalog import accelerator
+from kansoku.catalog import accelerator, accelerators
 from kansoku.catalog.mlperf import benchmark_rule
 from kansoku.catalog.models import model_shape
 from kansoku.errors import InputError
 from kansoku.model import Mfu, StepWindow
-from kansoku.plan.flops import step_flops, utilisation
+from kansoku.plan.flops import CONVENTIONS, step_flops, utilisation
 
 __all__ = ["Hardware", "mfu_of_run"]
 
@@ -28,17 +28,26 @@ class Hardware:
 
 def _count(system: dict[str, Any]) -> int | None:
     try:
-        return int(system["number_of_nodes"]) * int(system["accelerators_per_node"])
-    except (KeyError, TypeError, ValueError):
+        count = int(system["number_of_nodes"]) * int(system["accelerators_per_node"])
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
+    return count if count > 0 else None
 
 
 def mfu_of_run(hardware: Hardware) -> Callable[[RunScore, dict[str, Any]], tuple[Mfu | None, str]]:
     """Return a function from a run and its system description to its MFU and the reason.
 
     MFU is over the whole run, evaluation included. Where model, sequence length, GPUs or their
-    peak are unknown there is none, and the reason says which.
+    peak are unknown there is none, and the reason says which. Raises InputError for a precision or
+    convention that nobody knows, and for an MFU above 100 % from GPUs given by the user.
     """
+    precisions = sorted({name for gpu in accelerators().values() for name in gpu.peak_flops})
+    for what, value, known in (
+        ("precision", hardware.precision, precisions),
+        ("FLOPs convention", hardware.convention, CONVENTIONS),
+    ):
+        if value not in known:
+            raise InputError(f"unknown {what} {value!r}", remedy=f"one of {', '.join(known)}")
 
     def of(run: RunScore, system: dict[str, Any]) -> tuple[Mfu | None, str]:
         gpus = hardware.gpus or _count(system)
@@ -59,15 +68,23 @@ def mfu_of_run(hardware: Hardware) -> Callable[[RunScore, dict[str, Any]], tuple
         )
         step_tokens = run.global_batch_size * run.sequence_length
         seconds = (run.minutes or 0) * 60
-        steps = round(run.tokens_per_s * seconds / step_tokens)
-        value = utilisation(
-            flops,
-            step_s=step_tokens / run.tokens_per_s,
-            peak_flops=peak * gpus,
-            peak_source=f"{gpus} × {name}, dense {hardware.precision}",
-            convention=hardware.convention,
-            window=StepWindow(from_step=1, to_step=max(steps, 1)),
-        )
+        try:
+            steps = round(run.tokens_per_s * seconds / step_tokens)
+            value = utilisation(
+                flops,
+                step_s=step_tokens / run.tokens_per_s,
+                peak_flops=peak * gpus,
+                peak_source=f"{gpus} × {name}, dense {hardware.precision}",
+                convention=hardware.convention,
+                window=StepWindow(from_step=1, to_step=max(steps, 1)),
+            )
+        except (InputError, OverflowError) as error:
+            if hardware.gpus is not None:
+                raise InputError(
+                    str(error), where=run.file, remedy=f"is --gpus {hardware.gpus} right?"
+                ) from None
+            # The log or system.json is wrong: that costs the MFU, not the score.
+            return None, f"no MFU: {error}"
         return value, (
             "over the whole run, evaluation included; the log does not say the precision: "
             f"the peak is that of {hardware.precision}"

@@ -176,12 +176,28 @@ def _measurement(result: ScoredResult, gpus: int | None) -> Measurement:
     )
 
 
+_MOST_GPUS = 10_000_000
+"""No job is larger; a typing error is."""
+
+
+def _folder_and_gpus(text: str) -> tuple[str, int | None]:
+    name, colon, count = text.rpartition(":")
+    if not colon or Path(text).exists():
+        return text, None
+    if not (count.isascii() and count.isdigit() and 0 < int(count) <= _MOST_GPUS):
+        raise InputError(
+            f"{count!r} is no number of GPUs (1 to {_MOST_GPUS:,})",
+            where=text,
+            remedy="FOLDER:GPUS such as n32/:256",
+        )
+    return name, int(count)
+
+
 def scaling_of_folders(folders: Sequence[str], *, hardware: Hardware) -> Scaling:
     """Score folders of MLPerf logs, each a size; ``FOLDER:GPUS`` gives the size where unknown."""
     measurements = []
     for text in folders:
-        name, _, count = text.rpartition(":")
-        path, gpus = (name, int(count)) if name and count.isdigit() else (text, None)
+        path, gpus = _folder_and_gpus(text)
         own = Hardware(
             gpu=hardware.gpu, gpus=gpus or hardware.gpus, precision=hardware.precision,
             convention=hardware.convention,

@@ -1,6 +1,7 @@
 """Score MLPerf Training logs of any submitter: files or folders to one answer."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from kansoku.catalog.mlperf import (
     newest_ruleset,
     published_scores,
     reference_points,
+    rulesets,
 )
 from kansoku.errors import InputError
 from kansoku.formats.mllog import read_log
@@ -52,13 +54,28 @@ class ScoredResult:
     """``unverified``, or ``published`` for a score in MLCommons' published result sets."""
     source: str | None
     notes: tuple[str, ...]
+    scorable: bool
+    """There are as many runs as a score needs, whatever became of them."""
+
+    @property
+    def finding(self) -> bool:
+        """Runs converge faster than the reference allows, or there are too few good ones."""
+        if self.rcp is not None and self.rcp.verdict == "fail":
+            return True
+        if self.scorable and self.score_minutes is None:
+            return True
+        return all(one.run.status != "success" for one in self.runs)
 
 
 def _log_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise InputError("no such file or folder", where=str(path))
+        raise InputError(
+            "no such file or folder",
+            where=str(path),
+            remedy="name log files, or a folder of result_*.txt",
+        )
     found = sorted(path.rglob("result_*.txt")) or sorted(path.rglob("*.log"))
     if not found:
         raise InputError(
@@ -84,7 +101,8 @@ def _scaling_factor(folder: Path, notes: list[str]) -> float:
     """Return the review committee's factor from scaling.json; 1 where there is none."""
     table = _json_object(folder / "scaling.json", notes)
     factor = table.get("scaling_factor", 1.0)
-    if not isinstance(factor, int | float) or isinstance(factor, bool) or factor <= 0:
+    right = isinstance(factor, int | float) and not isinstance(factor, bool)
+    if not right or not math.isfinite(factor) or factor <= 0:
         notes.append(f"{folder / 'scaling.json'}: scaling_factor {factor!r} is no positive number")
         return 1.0
     return float(factor)
@@ -101,9 +119,27 @@ def _rule(benchmark: str | None, notes: list[str]) -> BenchmarkRule | None:
         return None
 
 
+def _chosen_rules(ruleset: str | None, rule: BenchmarkRule) -> str | None:
+    """Return the ruleset asked for, or the newest; refuse one that is not on file."""
+    known = rulesets(rule.name)
+    if ruleset is not None and known and ruleset not in known:
+        raise InputError(
+            f"no reference points of {rule.name} for ruleset {ruleset!r}",
+            remedy=f"--ruleset {', '.join(known)}",
+        )
+    return ruleset or newest_ruleset(rule.name)
+
+
 def _published(
-    system: dict[str, Any], benchmark: str | None, minutes: float | None
+    system: dict[str, Any],
+    benchmark: str | None,
+    minutes: float | None,
+    *,
+    runs: Sequence[RunScore],
 ) -> tuple[str, str | None]:
+    """Return the label and its source; a set with a damaged log is not the one published."""
+    if any(run.status not in {"success", "aborted"} for run in runs):
+        return "unverified", None
     for entry in published_scores():
         if (
             minutes is not None
@@ -121,6 +157,12 @@ def _score_folder(
 ) -> ScoredResult:
     notes: list[str] = []
     logs = [read_log(path) for path in files]
+    if not any(log.events for log in logs):
+        raise InputError(
+            f"no :::MLLOG line in {sum(log.lines for log in logs):,} lines",
+            where=str(files[0] if len(files) == 1 else folder),
+            remedy="name the logs of MLPerf Training runs",
+        )
     named = [log.first("submission_benchmark") for log in logs]
     names = {str(event.value) for event in named if event is not None}
     if len(names) > 1:
@@ -143,10 +185,13 @@ def _score_folder(
             notes.append(f"{len(runs)} runs; MLPerf scores {rule.name} over {rule.runs}")
         if mean is None:
             notes.append("no score: too few converged runs remain after dropping the extremes")
-        chosen = ruleset or newest_ruleset(rule.name)
+        chosen = _chosen_rules(ruleset, rule)
         points = reference_points(chosen, rule.name) if chosen else ()
         rcp = check_convergence(runs, rule, points, chosen)
-    label, source = _published(system, benchmark, minutes)
+    label, source = _published(system, benchmark, minutes, runs=runs)
+    if rcp is not None and rcp.verdict != "pass" and rulesets(benchmark or ""):
+        # The published runs converged as the reference does; these are others.
+        label, source = "unverified", None
     scored = []
     for run in runs:
         value, reason = mfu(run, system)
@@ -161,6 +206,7 @@ def _score_folder(
         label=label,
         source=source,
         notes=tuple(notes),
+        scorable=rule is not None and len(runs) > 2 * rule.dropped,
     )
 
 

@@ -20,7 +20,11 @@ from kansoku.formats.mllog import MlEvent, MlLog
 __all__ = ["RcpCheck", "RunScore", "check_convergence", "olympic_mean", "score_run"]
 
 _MS_PER_MINUTE = 60_000.0
+_MOST_MINUTES = 366 * 24 * 60.0
+"""A benchmark run of more than a year is a broken clock."""
 _SIGNIFICANCE = 0.05
+_MOST_WHOLE = 2.0**53
+"""Whole numbers beyond it are not what a log means, and no JSON reader keeps them."""
 _STEP_TIME_KEYS = ("train_step_timing in s", "train_step_time", "step_time")
 
 
@@ -77,6 +81,24 @@ def _number(event: MlEvent | None) -> float | None:
     except (TypeError, ValueError):
         return None
     return value if math.isfinite(value) else None
+
+
+def _whole(log: MlLog, key: str, notes: list[str]) -> int | None:
+    """Return a positive whole number of the log; what is none is said and left out."""
+    event = log.first(key)
+    if event is None:
+        return None
+    value = _number(event)
+    if value is None or not 1 <= value < _MOST_WHOLE:
+        notes.append(f"row {event.row}: {key} {str(event.value)[:40]!r} is no positive number")
+        return None
+    return int(value)
+
+
+def _second_run(log: MlLog) -> MlEvent | None:
+    """Return the run_start of a second run; ranks that log the same start all start before."""
+    ended = min((e.time_ms for e in log.of("run_stop")), default=math.inf)
+    return next((e for e in log.of("run_start") if e.time_ms > ended), None)
 
 
 def _position(event: MlEvent, rule: BenchmarkRule) -> float | None:
@@ -150,7 +172,14 @@ def score_run(log: MlLog, rule: BenchmarkRule | None) -> RunScore:
     start, stop = log.first("run_start"), log.last("run_stop")
     status = "incomplete"
     minutes = None
-    if start is None:
+    if not log.events:
+        notes.append(f"no :::MLLOG line in {log.lines:,} lines: this is no MLPerf log")
+    elif (second := _second_run(log)) is not None:
+        notes.append(
+            f"row {second.row}: another run starts after run_stop: two runs in one file have no "
+            "time to train; split the file"
+        )
+    elif start is None:
         notes.append("no run_start: the run never began")
     elif stop is None:
         notes.append("no run_stop: the run did not end, or its log is cut off")
@@ -159,13 +188,16 @@ def score_run(log: MlLog, rule: BenchmarkRule | None) -> RunScore:
         status = str(stop.metadata.get("status", "incomplete"))
         if "status" not in stop.metadata:
             notes.append("run_stop says no status; counted as not converged")
-        if minutes <= 0:
-            notes.append("run_stop is not after run_start: clocks of two hosts, or a mixed file")
+        if not 0 < minutes <= _MOST_MINUTES:
+            notes.append(
+                f"row {stop.row}: run_stop is not after run_start, or years after it: clocks of "
+                "two hosts, or a mixed file"
+            )
             minutes, status = None, "incomplete"
     benchmark = log.first("submission_benchmark")
-    batch = _number(log.first("global_batch_size"))
-    logged_length = _number(log.first("max_sequence_length"))
-    sequence = int(logged_length) if logged_length else (rule.sequence_length if rule else None)
+    batch = _whole(log, "global_batch_size", notes)
+    sequence = _whole(log, "max_sequence_length", notes)
+    sequence = sequence or (rule.sequence_length if rule else None)
     evaluations = [e for key in ("eval_accuracy", "eval_error") for e in log.of(key)]
     samples = _position(evaluations[-1], rule) if evaluations and rule else None
     seconds = minutes * 60 if minutes else None
@@ -182,7 +214,7 @@ def score_run(log: MlLog, rule: BenchmarkRule | None) -> RunScore:
         samples=samples,
         unit=rule.unit if rule else "unknown",
         tokens=_tokens(samples, rule, sequence),
-        global_batch_size=int(batch) if batch else None,
+        global_batch_size=batch,
         sequence_length=sequence,
         evaluations=len(evaluations),
         evaluation_share=(
@@ -193,7 +225,7 @@ def score_run(log: MlLog, rule: BenchmarkRule | None) -> RunScore:
         step_s=step_s,
         tokens_per_s=trained / seconds if trained and seconds else None,
         tokens_per_s_in_steps=batch * sequence / step_s if batch and sequence and step_s else None,
-        seed=int(seed) if seed is not None else None,
+        seed=int(seed) if seed is not None and abs(seed) < _MOST_WHOLE else None,
         notes=tuple(notes),
     )
 

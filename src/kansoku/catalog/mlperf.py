@@ -16,6 +16,7 @@ __all__ = [
     "newest_ruleset",
     "published_scores",
     "reference_points",
+    "rulesets",
 ]
 
 
@@ -112,14 +113,19 @@ def reference_points(ruleset: str, benchmark: str) -> tuple[ReferencePoint, ...]
     return tuple(sorted(points, key=lambda point: point.global_batch_size))
 
 
-def newest_ruleset(benchmark: str) -> str | None:
-    """Return the newest ruleset with reference points of a benchmark, or None."""
+def rulesets(benchmark: str) -> list[str]:
+    """Return the rulesets with reference points of a benchmark, oldest first."""
     found = {
         row["ruleset"]
         for row in csv.DictReader(_text("mlperf_rcps.csv").splitlines())
         if row["benchmark"] == benchmark
     }
-    return max(found, key=lambda text: [int(part) for part in text.split(".")], default=None)
+    return sorted(found, key=lambda text: [int(part) for part in text.split(".")])
+
+
+def newest_ruleset(benchmark: str) -> str | None:
+    """Return the newest ruleset with reference points of a benchmark, or None."""
+    return next(reversed(rulesets(benchmark)), None)
 
 
 @cache

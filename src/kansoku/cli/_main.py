@@ -138,7 +138,7 @@ def main() -> None:
     except KansokuError as error:
         from rich.console import Console  # here, not above: most runs print no error (20 ms)
 
-        Console(stderr=True, highlight=False, soft_wrap=True).print(
+        Console(stderr=True, highlight=False, soft_wrap=True, emoji=False).print(
             f"kansoku: {error}", markup=False
         )
         sys.exit(error.exit_code)

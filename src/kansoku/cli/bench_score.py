@@ -26,7 +26,8 @@ def command(
 ) -> None:
     """Score MLPerf Training logs of any submitter, a folder of result_*.txt at a time.
 
-    Exit 1 if a folder's runs converge faster than the reference allows.
+    Exit 1 if a folder's runs converge faster than the reference allows, or too few of them
+    converged for a score.
     """
     from kansoku.app.bench_mfu import Hardware, mfu_of_run
     from kansoku.app.bench_score import score, score_json, score_view
@@ -34,5 +35,5 @@ def command(
     hardware = Hardware(gpu=gpu, gpus=gpus, precision=precision, convention=convention)
     results = score(paths, mfu=mfu_of_run(hardware), ruleset=ruleset)
     emit(score_json(results), score_view(results), as_json=as_json, html=html)
-    if any(result.rcp is not None and result.rcp.verdict == "fail" for result in results):
+    if any(result.finding for result in results):
         raise typer.Exit(1)

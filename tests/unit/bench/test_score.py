@@ -96,6 +96,35 @@ def test_runs_without_an_end(write, lines, status, words):
     assert words in " ".join(run.notes)
 
 
+def test_two_runs_in_one_file_have_no_time(write):
+    """The first start to the last stop would be the time of both and the gap between."""
+    later = [text.replace("1000000", "9000000") for text in a_run()]
+    later[-1] = line("run_stop", 9_600_000, None, status="success")
+    run = score_run(write(a_run() + later), GPT3)
+    assert (run.status, run.minutes) == ("incomplete", None)
+    assert "row 13: another run starts after run_stop" in " ".join(run.notes)
+
+
+@pytest.mark.parametrize("batch", [-5, 0, 1e300, "many", None])
+def test_an_impossible_batch_is_said_and_left_out(write, batch):
+    run = score_run(write(a_run(batch=batch)), GPT3)
+    assert run.global_batch_size is None
+    assert run.minutes == 10
+    assert "row 2: global_batch_size" in " ".join(run.notes)
+
+
+def test_a_file_without_a_log_line_says_so(write):
+    run = score_run(write(["loss 3.2"] * 7), GPT3)
+    assert run.notes == ("no :::MLLOG line in 7 lines: this is no MLPerf log",)
+
+
+def test_a_stop_in_another_century_is_no_time(write):
+    lines = a_run()
+    lines[-1] = line("run_stop", 1e300, None, status="success")
+    run = score_run(write(lines), GPT3)
+    assert (run.status, run.minutes) == ("incomplete", None)
+
+
 def test_olympic_mean():
     assert olympic_mean([5.0, 1.0, 3.0], 1) == 3
     assert olympic_mean([5.0, 1.0, math.inf], 1) == 5  # the lost run is the slowest
