@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kansoku.errors import KansokuError
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["BurstCollector"]
 
 _log = logging.getLogger(__name__)
+_AGAIN_S = 30.0  # how often a port that went away is looked for
 _POLL_S = 1.0  # the reader's ring holds several seconds
 
 
@@ -22,11 +24,22 @@ class BurstCollector:
     """Bursts and window sums of this node's ports.
 
     Sampling starts with the first :meth:`take`. A machine without ports, or a reader that ends,
-    costs the bursts and says so once; the agent goes on.
+    costs the bursts and says so once; the agent goes on. A port that goes away (a driver loaded
+    anew gives it another index) is said once, and looked for again.
     """
 
-    def __init__(self, node: str, interval_s: float, *, ports: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        node: str,
+        interval_s: float,
+        *,
+        ports: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """``interval_s`` is the time between readings."""
+        self._clock = clock
+        self._again_s = 0.0
+        self._missing: set[str] = set()
         self._node = node
         self._interval_s = interval_s
         self._ports = ports
@@ -38,17 +51,40 @@ class BurstCollector:
         self.error: str | None = None
 
     def _begin(self) -> None:
-        from kansoku.app.burst import make_sampler
-
         self._begun = True
         try:
-            sampler = make_sampler(self._node, ports=self._ports, interval_s=self._interval_s)
-            sampler.start()
+            self._sampler = self._start()
         except (KansokuError, OSError) as error:
             self._fail(error)
             return
-        self._sampler = sampler
         self._thread.start()
+
+    def _start(self) -> "Sampler":
+        from kansoku.app.burst import make_sampler
+
+        sampler = make_sampler(self._node, ports=self._ports, interval_s=self._interval_s)
+        sampler.start()
+        return sampler
+
+    def _look_again(self, sampler: "Sampler") -> "dict[str, pl.DataFrame]":
+        """Say which ports went away, and begin anew with those that are there now.
+
+        Returns the rows of the sampler that ends.
+        """
+        if missing := sorted(set(sampler.gone) - self._missing):
+            _log.warning("no microbursts of %s: it went away", ", ".join(missing))
+        self._missing = set(sampler.gone)
+        now = self._clock()
+        if not sampler.gone or now < self._again_s:
+            return {}
+        self._again_s = now + _AGAIN_S
+        try:
+            self._sampler = self._start()
+        except (KansokuError, OSError):
+            return {}  # none of the ports is there: the sampler that is stays
+        rows = sampler.tables(sampler.windows(final=True))
+        sampler.close()
+        return rows
 
     def _fail(self, error: Exception) -> None:
         self.error = str(error)
@@ -66,12 +102,19 @@ class BurstCollector:
 
     def take(self) -> "dict[str, pl.DataFrame]":
         """Return rows of ``bursts`` and ``metrics`` of the windows that are over."""
+        import polars as pl
+
         if not self._begun:
             self._begin()
         with self._lock:
             if self._sampler is None:
                 return {}
-            return self._sampler.tables(self._sampler.windows())
+            sampler = self._sampler
+            tables = [sampler.tables(sampler.windows()), self._look_again(sampler)]
+        return {
+            name: pl.concat([part[name] for part in tables if name in part])
+            for name in {name for part in tables for name in part}
+        }
 
     def close(self) -> None:
         """End sampling."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ def line_rates(
                 if name is not None and nic.line_rate_bits_per_s is not None:
                     rates[name] = nic.line_rate_bits_per_s
     for text in given:
-        match = re.fullmatch(r"([^=]+)=([0-9.]+)", text)
+        match = re.fullmatch(r"([^=]+)=([0-9]+(?:\.[0-9]+)?|\.[0-9]+)", text)
         if match is None or float(match[2]) <= 0:
             raise InputError(
                 f"{text!r} is not a line rate", where="--line-rate", remedy="give NAME=GBPS"
@@ -114,6 +115,10 @@ def make_sampler(
     policy: BurstPolicy | None = None,
 ) -> Sampler:
     """Return a sampler of this node's ports, not yet started; what the node agent uses."""
+    if not math.isfinite(interval_s):
+        raise InputError(
+            f"{interval_s:g} is no time between readings", remedy="give 0.05 to 1000 ms"
+        )
     found: list[Port] = find_ports(ports, line_rates_bits_per_s=rates_bits_per_s)
     return Sampler(
         found,
@@ -162,8 +167,9 @@ def watch(
 ) -> BurstReport:
     """Sample until ``seconds`` are over or ``stop`` is set; return the report of that time.
 
-    ``on_start`` is called once readings come, ``on_bursts`` with port, direction and bursts as
-    they end. ``store`` gets the rows of every window.
+    It ends too when every port has gone away. ``on_start`` is called once readings come,
+    ``on_bursts`` with port, direction and bursts as they end. ``store`` gets the rows of every
+    window.
     """
     stop = stop or threading.Event()
     frames: dict[str, list[pl.DataFrame]] = {"bursts": [], "metrics": []}
@@ -185,6 +191,7 @@ def watch(
                 over = stop.wait(max(min(left, _POLL_S), 0)) or left <= _POLL_S
                 for (port, side), bursts in sampler.poll().items():
                     on_bursts(port, side, bursts)
+                over = over or len(sampler.gone) == len(sampler.ports)  # nothing left to watch
                 tables = sampler.tables(sampler.windows(final=over))
                 if target is not None and tables:
                     target.commit(tables)
@@ -200,6 +207,9 @@ def watch(
     notes = [f"{sampler.overrun} readings were lost: this process came too late"] * bool(
         sampler.overrun
     )
+    for port, gone_ns in sorted(sampler.gone.items()):
+        when = datetime.fromtimestamp(gone_ns / 1e9, tz=UTC).astimezone()
+        notes.append(f"{port} went away at {when:%H:%M:%S}: from then on nothing was read of it")
     if dropped:
         notes.append(f"the first {dropped} bursts are not in this report; --store keeps all")
     result = report_frames(

@@ -54,6 +54,7 @@ def command(
     from kansoku.app.burst import line_rates, make_sampler, report_json, report_view, watch
     from kansoku.burst.policy import BurstPolicy
     from kansoku.catalog import load_cluster
+    from kansoku.errors import InputError
 
     name = node or socket.gethostname().split(".")[0]
     end = threshold * 0.8 if end_threshold is None else end_threshold
@@ -66,6 +67,13 @@ def command(
         interval_s=interval / 1000,
         policy=BurstPolicy(start_ratio=threshold, end_ratio=end),
     )
+    watched = {port.name for port in sampler.ports}
+    if strangers := sorted(set(line_rates(line_rate or ())) - watched):
+        raise InputError(
+            f"{', '.join(strangers)} is not among the ports to watch",
+            where="--line-rate",
+            remedy=f"they are {', '.join(sorted(watched))}",
+        )
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

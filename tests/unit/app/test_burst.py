@@ -13,6 +13,7 @@ from kansoku.burst.edge.ports import Port
 from kansoku.burst.edge.sampler import Sampler
 from kansoku.burst.rows import PortBursts, burst_rows, window_rows
 from kansoku.catalog import load_cluster
+from kansoku.cli.burst_watch import command as watch_command
 from kansoku.errors import InputError
 from kansoku.formats.run_directory import RunData
 from kansoku.model import RankFacts, RunFacts, table_schema
@@ -175,3 +176,32 @@ def test_a_watch_without_a_time_goes_on_until_it_is_stopped(tmp_path):
     sampler = Counting([port], node="n", real_time=False, native=False)
     burst.watch(sampler, stop=stop)
     assert sampler.polls > 4
+
+
+def test_a_watch_ends_when_its_ports_have_gone():
+    gone = Port(name="gone0", line_rate_bits_per_s=1e9, rate_source="given", index=999_999)
+    sampler = Sampler([gone], node="n", real_time=False)
+    result = burst.watch(sampler, clock=lambda: 0)
+    assert result.notes[0].startswith("gone0 went away at ")
+    assert "from then on nothing was read of it" in result.notes[0]
+    assert result.verdict == "unknown"
+
+
+@pytest.mark.parametrize("text", ["eth0=1.2.3", "eth0=.", "eth0=0", "eth0=1e3", "eth0", "=1"])
+def test_a_line_rate_is_a_number_above_zero(text):
+    with pytest.raises(InputError, match="is not a line rate"):
+        line_rates([text])
+
+
+@pytest.mark.parametrize("interval_s", [float("nan"), float("inf")])
+def test_a_time_between_readings_is_a_number(interval_s):
+    with pytest.raises(InputError, match="no time between readings"):
+        burst.make_sampler("n", interval_s=interval_s)
+
+
+def test_a_rate_for_a_port_that_is_not_watched_is_no_slip_of_the_pen_to_pass_over(monkeypatch):
+    port = Port(name="nic", line_rate_bits_per_s=1e9, rate_source="given", index=1)
+    monkeypatch.setattr(burst, "find_ports", lambda *_, **__: [port])
+    with pytest.raises(InputError, match="nic1 is not among the ports to watch") as caught:
+        watch_command(line_rate=["nic=1", "nic1=1"])
+    assert caught.value.remedy == "they are nic"

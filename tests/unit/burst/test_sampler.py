@@ -3,6 +3,7 @@
 import shutil
 import socket
 import time
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -164,3 +165,64 @@ def test_interfaces_files_and_slow_counters_in_one_row(rdma, native):
     assert counters["mlx5_0", "receive"][-1] == 4000
     assert counters["lo", "receive"][-1] > 0
     assert [int(beside["mlx5_0", name][-1]) for name in more] == [10, 11, 12]
+
+
+NOWHERE = Port(name="gone0", line_rate_bits_per_s=1e9, rate_source="given", index=999_999)
+
+
+def loopback():
+    return Port(
+        name="lo", line_rate_bits_per_s=1e9, rate_source="given",
+        index=socket.if_nametoindex("lo"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("ports", [[NOWHERE, loopback()], [loopback(), NOWHERE]])
+def test_an_interface_that_is_not_there_is_told_from_one_that_is_idle(native, ports):
+    readings = Readings(ports, interval_ns=1_000_000, real_time=False, native=native)
+    try:
+        wait(lambda: readings.written > 5)
+        there = readings.there(readings.take())
+    finally:
+        readings.close()
+    assert there["lo"].all()
+    assert not there["gone0"].any()
+
+
+def test_what_went_away_is_not_counted_as_watched():
+    with Sampler([loopback(), NOWHERE], node="n", real_time=False) as sampler:
+        sampler.wait_reading()
+        wait(lambda: sampler.poll() is not None and sampler.gone)
+        ports = {one.port for one in sampler.windows(final=True)}
+    assert set(sampler.gone) == {"gone0"}
+    assert ports == {"lo"}
+
+
+def test_an_rdma_port_goes_with_its_files_and_comes_back(rdma):
+    with Sampler([rdma], node="n", real_time=False) as sampler:
+        sampler.wait_reading()
+        sampler.poll()
+        assert sampler.gone == {}
+        text = rdma.files["receive"].read_text()
+        rdma.files["receive"].unlink()
+        wait(lambda: sampler.poll() is not None and sampler.gone)
+        assert set(sampler.gone) == {"mlx5_0"}
+        rdma.files["receive"].write_text(text)
+        wait(lambda: sampler.poll() is not None and not sampler.gone)
+
+
+def test_every_interface_is_read_not_the_first_alone(native):
+    """The loopback under two names: both must count the same."""
+    ports = [replace(loopback(), name=name) for name in ("a", "b", "c")]
+    readings = Readings(ports, interval_ns=1_000_000, real_time=False, native=native)
+    try:
+        wait(lambda: readings.written > 2)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.sendto(bytes(1000), ("127.0.0.1", 9))
+        seen = readings.written
+        wait(lambda: readings.written > seen + 2)
+        _, _, counters, _ = readings.columns(readings.take())
+    finally:
+        readings.close()
+    totals = [int(counters[name, "receive"][-1]) for name in ("a", "b", "c")]
+    assert min(totals) > 1000

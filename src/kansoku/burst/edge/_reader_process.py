@@ -29,7 +29,7 @@ class _Iovec(ctypes.Structure):
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
 
-class _Message(ctypes.Structure):
+class _Head(ctypes.Structure):  # struct msghdr, its padding at the end included
     _fields_ = [
         ("name", ctypes.c_void_p),
         ("name_length", ctypes.c_uint32),
@@ -38,8 +38,11 @@ class _Message(ctypes.Structure):
         ("control", ctypes.c_void_p),
         ("control_length", ctypes.c_size_t),
         ("flags", ctypes.c_int),
-        ("length", ctypes.c_uint),
     ]
+
+
+class _Message(ctypes.Structure):  # struct mmsghdr
+    _fields_ = [("head", _Head), ("length", ctypes.c_uint)]
 
 
 class _Netlink:
@@ -58,8 +61,8 @@ class _Netlink:
         self._messages = (_Message * self._count)()
         for n in range(self._count):
             self._iovecs[n] = _Iovec(base + offset + n * ANSWER, ANSWER)
-            self._messages[n].iov = ctypes.addressof(self._iovecs[n])
-            self._messages[n].iov_count = 1
+            self._messages[n].head.iov = ctypes.addressof(self._iovecs[n])
+            self._messages[n].head.iov_count = 1
         self._receive = ctypes.CDLL(None, use_errno=True).recvmmsg
         self._receive.argtypes = [
             ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_void_p,

@@ -30,6 +30,7 @@ _BUFFER_NS = 8_000_000_000  # what the ring holds
 _BUFFER_BYTES = 64 << 20
 _SLOW_READING = 0.5  # a reading that took longer than this share of the interval is torn
 _LEAST_TORN_NS = 300_000
+_ANSWER_TYPE, _NEWSTATS = 4, 92  # where an answer says that it holds counters
 _NETLINK = {"receive": 48, "transmit": 56}  # rx_bytes, tx_bytes in the answer
 _DROPPED = {"receive": ("rx_dropped", 80), "transmit": ("tx_dropped", 88)}
 _SIDES = ("receive", "transmit")
@@ -43,6 +44,7 @@ class Readings:
         self, ports: Sequence[Port], *, interval_ns: int, real_time: bool, native: bool = True
     ) -> None:
         """Start reading; raise PlatformError where the process cannot run."""
+        self._ports = list(ports)
         self._interfaces = [port for port in ports if port.index is not None]
         self._files = [(port.name, side) for port in ports for side in _SIDES if port.files]
         self._slow = [(port.name, name) for port in ports for name in port.beside]
@@ -139,6 +141,26 @@ class Readings:
             at += TEXT
         return before, after, counters, beside
 
+    def there(self, rows: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[np.bool_]]:
+        """Return by port which readings found it there; what has gone keeps its last bytes.
+
+        The kernel answers for an interface that has gone with an error. A file that has gone is
+        looked for now, whatever the reading's time.
+        """
+        found = {
+            port.name: self._short(rows, 16 + n * ANSWER + _ANSWER_TYPE) == _NEWSTATS
+            for n, port in enumerate(self._interfaces)
+        }
+        for port in self._ports:
+            if port.files:
+                exists = all(path.exists() for path in port.files.values())
+                found[port.name] = np.full(len(rows), exists)
+        return found
+
+    @staticmethod
+    def _short(rows: npt.NDArray[np.uint8], offset: int) -> npt.NDArray[np.uint16]:
+        return np.ascontiguousarray(rows[:, offset : offset + 2]).view(np.uint16)[:, 0]
+
     @staticmethod
     def _number(rows: npt.NDArray[np.uint8], offset: int) -> Ints:
         return np.ascontiguousarray(rows[:, offset : offset + 8]).view(np.int64)[:, 0]
@@ -224,6 +246,8 @@ class Sampler:
         self._slow: dict[str, Mapping[str, int]] = {}
         self.torn = 0
         """Readings thrown away: the reader was interrupted between its two stamps."""
+        self.gone: dict[str, int] = {}
+        """Ports that went away, and Unix nanoseconds of the first reading without them."""
 
     def start(self) -> None:
         """Begin reading."""
@@ -282,20 +306,31 @@ class Sampler:
         torn = after - before > max(int(self.interval_ns * _SLOW_READING), _LEAST_TORN_NS)
         self.torn += int(torn.sum())
         offset = self._unix_ns() - time.monotonic_ns()  # taken anew: NTP slews the Unix clock
-        times = (before + (after - before) // 2)[~torn] + offset
+        times = before + (after - before) // 2 + offset
+        there = self._readings.there(rows)
+        self._note_gone(times, there)
         found: dict[tuple[str, str], list[Burst]] = {}
         for key, detector in self._detectors.items():
             port, side = key
+            keep = there[port] & ~torn
             own = {
-                name: values[~torn]
+                name: values[keep]
                 for (owner, name), values in beside.items()
                 if owner == port and _concerns(name, side)
             }
-            bursts = detector.feed(times, counters[key][~torn], own)
+            bursts = detector.feed(times[keep], counters[key][keep], own)
             if bursts:
                 found[key] = bursts
                 self._bursts[key] += bursts
         return found
+
+    def _note_gone(self, times: Ints, there: Mapping[str, npt.NDArray[np.bool_]]) -> None:
+        for port, found in there.items():
+            if found[-1]:
+                self.gone.pop(port, None)
+            elif port not in self.gone:
+                last = np.flatnonzero(found)
+                self.gone[port] = int(times[last[-1] + 1 if len(last) else 0])
 
     def windows(self, *, final: bool = False) -> list[PortBursts]:
         """Return every port's window when it is over (``final``: as it stands), else nothing."""
