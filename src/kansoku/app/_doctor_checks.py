@@ -110,13 +110,26 @@ def check_torch(situation: Situation) -> Iterable[Check]:
 
 
 def check_compiler(situation: Situation) -> Iterable[Check]:
-    """Look for a C++ compiler, for the collective recorder."""
-    found = next(filter(None, map(situation.find_program, ("c++", "g++", "clang++"))), None)
+    """Look for the compilers of the parts that are made on the machine they run on."""
+
+    def first(*names: str | None) -> str | None:
+        found = (situation.find_program(name) for name in names if name)
+        return next(filter(None, found), None)
+
+    cpp = first(situation.environment.get("CXX"), "c++", "g++", "clang++")
     yield Check(
-        name="C++ compiler", area="capture", state="ok" if found else "limited",
-        found=found or "none: collectives issued from C++ (DDP, FSDP2) are seen without times",
-        remedy=None if found else "apt install g++ (compiled once, on first use)",
-        enables="start and end of every collective",
+        name="C++ compiler", area="capture", state="ok" if cpp else "limited",
+        found=cpp or "none: collectives issued from C++ (DDP, FSDP2) are seen without times",
+        remedy=None if cpp else "apt install g++ (compiled once, on first use, on the job's node)",
+        enables="start and end of every collective: the collective recorder in the job",
+    )  # fmt: skip
+    c = first("cc", "gcc", "clang")
+    yield Check(
+        name="C compiler", area="capture", state="ok" if c else "limited",
+        found=c or "none: bursts are read in Python, spans by serve's general reader (slower), "
+        "and NCCL's profiler plug-in cannot be built",
+        remedy=None if c else "apt install gcc",
+        enables="burst reader (agent --bursts, burst watch), span reader of serve, NCCL plug-in",
     )  # fmt: skip
 
 

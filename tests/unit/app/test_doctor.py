@@ -12,6 +12,7 @@ from kansoku.app._doctor_checks import (
     Check,
     Situation,
     capabilities,
+    check_compiler,
     check_kineto,
     check_ports,
     check_rdma,
@@ -63,6 +64,37 @@ def test_a_store_on_lustre_is_limited(tmp_path):
     write(tmp_path, "/proc/mounts", f"fs {tmp_path} lustre rw 0 0\n/dev/a / ext4 rw 0 0\n")
     found = one(check_store(situation(tmp_path, store=tmp_path / "new" / "store")))
     assert (found.state, "lustre" in found.found) == ("limited", True)
+
+
+@pytest.mark.parametrize(
+    ("programs", "states"),
+    [
+        ({"c++", "gcc"}, {"C++ compiler": "ok", "C compiler": "ok"}),
+        ({"clang"}, {"C++ compiler": "limited", "C compiler": "ok"}),
+        (set(), {"C++ compiler": "limited", "C compiler": "limited"}),
+    ],
+)
+def test_compilers_are_looked_for_by_what_they_are_for(tmp_path, programs, states):
+    place = situation(
+        tmp_path, find_program=lambda name: f"/usr/bin/{name}" if name in programs else None
+    )
+    found = {check.name: check for check in check_compiler(place)}
+    assert {name: check.state for name, check in found.items()} == states
+    for name, package in (("C++ compiler", "g++"), ("C compiler", "gcc")):
+        lacks = states[name] != "ok"
+        assert (found[name].remedy is not None) == lacks
+        assert not lacks or package in found[name].remedy
+    assert "collective recorder" in found["C++ compiler"].enables
+    assert "burst reader" in found["C compiler"].enables
+    assert "span reader" in found["C compiler"].enables
+
+
+def test_the_compiler_that_cxx_names_is_the_one(tmp_path):
+    place = Situation(
+        machine=Machine(root=tmp_path), environment={"CXX": "/opt/bin/my-c++"},
+        find_program=lambda name: name if name.startswith("/opt") else None,
+    )  # fmt: skip
+    assert next(iter(check_compiler(place))).found == "/opt/bin/my-c++"
 
 
 def test_rings_without_a_folder(tmp_path):
