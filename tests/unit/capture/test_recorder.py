@@ -170,3 +170,18 @@ def test_a_forked_child_starts_empty_and_joins_only_a_group(recorder):
     recorder.forget()
     assert recorder.open(KIND["forward"], "x") == 0
     assert recorder.writer is None
+
+
+def test_the_facts_say_which_gpus_are_the_jobs(tmp_path, monkeypatch):
+    """Of the environment alone: CUDA is not touched."""
+    monkeypatch.setenv("KANSOKU_RING_DIR", str(tmp_path))
+    monkeypatch.setenv("KANSOKU_RUN_ID", "r")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    monkeypatch.setenv("SLURM_STEP_GPUS", "6,7")
+    monkeypatch.delenv("SLURM_JOB_GPUS", raising=False)
+    monkeypatch.delenv("KANSOKU_OUT", raising=False)
+    made = Recorder()
+    assert made.start()
+    made.finish()
+    (rank,) = read_run(tmp_path / "r").facts.ranks
+    assert rank.extra == {"CUDA_VISIBLE_DEVICES": "2,3", "SLURM_STEP_GPUS": "6,7"}

@@ -20,6 +20,7 @@ from kansoku.capture.attach.bpf import Bpf, Event
 from kansoku.capture.attach.elf import ElfError, Function, Library, Ranges
 from kansoku.capture.attach.probes import PROBES, Probe, cheap_offset, library_of
 from kansoku.capture.attach.process import GroupFacts, Memory, Process
+from kansoku.capture.payload.gpus import gpu_facts
 from kansoku.model import ring
 
 __all__ = ["Observer", "Watched"]
@@ -112,7 +113,7 @@ class Watched:
             "python": process.python_version(),
             "groups": [],
             "missing": list(BLIND_SPOTS),
-            "extra": {},
+            "extra": gpu_facts(process.environment()),
         }
         self.writer.set_facts(self.facts)
         self.book = Book(self.writer, late=False, peak_rss=process.peak_rss_bytes)

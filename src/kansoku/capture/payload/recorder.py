@@ -21,6 +21,7 @@ import weakref
 from typing import Any
 
 from kansoku.capture.payload.bootstrap import warn
+from kansoku.capture.payload.gpus import gpu_facts
 from kansoku.model import ring
 
 __all__ = ["RECORDER", "Recorder"]
@@ -177,6 +178,7 @@ class Recorder:
         self.set_ranks(max(rank, 0), max(local, 0), max(world, 1))
         self.facts.update(run=run, node=node, recorder="in_process")
         self.facts["python"] = platform.python_version()
+        self.facts["extra"].update(gpu_facts(os.environ))
         self.write_facts()
         atexit.register(self.finish)
         if "multiprocessing" in sys.modules:  # its children leave without atexit
