@@ -4,6 +4,8 @@ import polars as pl
 import pytest
 from tests.labs.training import Cases, bare_environment, observed_environment, run_cases
 
+from kansoku.app.report import report
+
 pytestmark = pytest.mark.real
 
 CASES = [
@@ -179,6 +181,20 @@ def test_mesh_axes_have_their_names(cases):
     assert groups["dp"] == (0, 2)
     assert groups["tp"] == (0, 1)
     assert [g.description for g in _groups(cases, "pipeline")] == ["pp"]
+
+
+@pytest.mark.parametrize(
+    ("case", "axes"),
+    [
+        ("ddp", {"dp": 2, "tp": 1, "pp": 1}),
+        ("fsdp", {"dp": 2, "tp": 1, "pp": 1}),
+        ("tensor", {"dp": 1, "tp": 2, "pp": 1}),
+        ("pipeline", {"dp": 1, "tp": 1, "pp": 2}),
+        ("mesh", {"dp": 2, "tp": 2, "pp": 1}),
+    ],
+)
+def test_the_report_says_the_layout_that_the_script_made(cases, case, axes):
+    assert report(cases.folder / "rings" / case).to_json()["layout"] == axes
 
 
 def test_pipeline_sends_every_micro_batch(cases):
