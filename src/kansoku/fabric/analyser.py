@@ -156,6 +156,10 @@ def _hosts(
     for name, age in window.silent_hosts.items():
         bad[number_of[name]] = True
         since = "has never reported" if age is None else f"has not reported for {age:.1f} s"
+        if name in window.clocks_off:
+            off = window.clocks_off[name]
+            way = "ahead of" if off > 0 else "behind"
+            since = f"reports, but its clock is {abs(off):.0f} s {way} the controller's: set it"
         found.append(
             Anomaly(
                 kind="host", subject=f"node:{name}", scope="cluster", loss_ratio=None, votes=0,

@@ -35,6 +35,8 @@ __all__ = ["Controller", "Outcome"]
 _MAPPED = b"\0" * 10 + b"\xff\xff"  # IPv4 inside IPv6
 _INCARNATIONS = 4  # reports of one RNIC in one window: an agent may be started anew
 _JOBS = 10_000
+_AHEAD_NS = 3_600_000_000_000  # how far the clock of an agent that starts may be ahead
+_LONGEST_WINDOW_NS = 86_400_000_000_000
 _HISTORY = 180  # windows kept for the views: an hour of 20 s windows
 
 
@@ -46,6 +48,10 @@ class _Member:
     since_ns: int
     first_ns: int
     report_ns: int | None = None
+    """End of the newest window reported."""
+    heard_ns: int | None = None
+    ahead_ns: int = 0
+    """How far the windows reported are ahead of our clock, where they are of no use."""
     left: bool = False
 
 
@@ -140,6 +146,11 @@ class Controller:
         if not 0 <= rnic.qpn < 1 << 32:
             raise InputError(f"RNIC {rnic.name}: QPN {rnic.qpn} is out of range")
         packed = packed_address(rnic.address)
+        if incarnation > now_ns + _AHEAD_NS:
+            raise InputError(
+                f"RNIC {rnic.name}: its agent was started in the future",
+                remedy="set the clock of its host",
+            )
         holder = self._members.get(number)
         if holder is None or holder.left or incarnation >= holder.incarnation:
             return number, packed
@@ -291,7 +302,7 @@ class Controller:
         self._check_report(report, number)
         member = self._members.get(number)
         if member:
-            member.report_ns = max(member.report_ns or 0, report.window_start_ns + report.window_ns)
+            self._hear(member, report, now_ns)
         if report.agent:
             self.agents[report.rnic.split("/")[0]] = dict(report.agent)
         start = (report.window_start_ns // self._window_ns) * self._window_ns
@@ -303,8 +314,21 @@ class Controller:
         if len(taken) < _INCARNATIONS or report.incarnation in taken:
             taken[report.incarnation] = report
 
+    def _hear(self, member: _Member, report: Report, now_ns: int) -> None:
+        """Note when an agent last reported, by its own clock, and whether that clock is off."""
+        end = report.window_start_ns + report.window_ns
+        ahead = end - now_ns
+        if ahead <= self._window_ns:  # else nothing would ever be silent again
+            member.report_ns = max(member.report_ns or 0, end)
+        member.heard_ns = now_ns
+        usual = self._next_start <= report.window_start_ns and ahead <= self._window_ns
+        # Of one that was away and sends its old windows the newest counts.
+        member.ahead_ns = 0 if usual else ahead
+
     def _check_report(self, report: Report, number: int) -> None:
         """Raise InputError for a report that is torn or untrue: it would spoil the window."""
+        if not 0 < report.window_ns <= _LONGEST_WINDOW_NS:
+            raise InputError(f"a window of {report.window_ns} ns")
         check_rows(rows_of([(number, report.rows)]), len(self.topology.rnics))
         targets, ports = [t.target for t in report.traces], {t.port for t in report.traces}
         if targets and not (
@@ -359,6 +383,7 @@ class Controller:
             rows=rows,
             traces=traces,
             silent_hosts=self._silent(end),
+            clocks_off=self._clocks_off(end),
             gone=frozenset(n for n, m in self._members.items() if m.left),
             qpns={n: m.qpn for n, m in self._members.items()},
             changed=frozenset(n for n, m in self._members.items() if m.since_ns >= start),
@@ -399,6 +424,14 @@ class Controller:
             if age >= self._silence_s * 0.999:
                 silent[self.topology.hosts[host]] = (end_ns - last) / 1e9 if last else None
         return silent
+
+    def _clocks_off(self, end_ns: int) -> dict[str, float]:
+        """Return how many seconds the clocks of hosts are ahead that report and are not of use."""
+        return {
+            self.topology.hosts[int(self.topology.rnic_host[number])]: member.ahead_ns / 1e9
+            for number, member in self._members.items()
+            if member.ahead_ns and end_ns - (member.heard_ns or 0) < int(self._silence_s * 1e9)
+        }
 
     def members(self) -> dict[str, dict[str, object]]:
         """Return the registry for views."""

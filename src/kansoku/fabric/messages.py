@@ -24,6 +24,9 @@ __all__ = [
 ]
 
 
+_BROADCAST = ipaddress.IPv4Address("255.255.255.255")
+
+
 class RnicAddress(msgspec.Struct, frozen=True):
     """One RNIC as its agent announces it."""
 
@@ -103,6 +106,9 @@ def packed_address(text: str) -> bytes:
         address = ipaddress.ip_address(text)
     except ValueError:
         raise InputError(f"{text!r} is neither an IP address nor a GID") from None
+    many = address.is_multicast or address == _BROADCAST
+    if many or address.is_unspecified or getattr(address, "scope_id", None):
+        raise InputError(f"{text!r} is not the address of one RNIC")
     if isinstance(address, ipaddress.IPv4Address):
         return b"\0" * 10 + b"\xff\xff" + address.packed
     return address.packed

@@ -41,6 +41,7 @@ SIZE = 50
 _FIELDS = "4sBBHIIQqI14x"
 _FORMAT = struct.Struct(f"!{_FIELDS}")
 _MAGIC = b"kRP1"
+_LONGEST_NS = 86_400_000_000_000  # of a delay that a responder can mean
 _HELD = 65536  # acknowledgements whose stamp is awaited; a flood must not fill the memory
 
 
@@ -273,6 +274,9 @@ class Prober:
         if pending is None:
             return self._receive_late(packet)
         kind = packet.kind
+        if not -_LONGEST_NS < packet.delay_ns < _LONGEST_NS:
+            self.strangers += 1
+            return None
         state = _NEXT[pending.state or 0][kind]
         if state is None:
             self.duplicates += 1
@@ -296,7 +300,7 @@ class Prober:
 
     def _receive_late(self, packet: Packet) -> Late | None:
         pending = self._late.get(packet.sequence)
-        if pending is None:
+        if pending is None or not -_LONGEST_NS < packet.delay_ns < _LONGEST_NS:
             self.strangers += 1
             return None
         if packet.kind is Kind.ACK2:

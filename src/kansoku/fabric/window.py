@@ -56,6 +56,8 @@ class Window:
     """RNIC index and what it traced."""
     silent_hosts: Mapping[str, float | None] = field(default_factory=dict)
     """Host to seconds since its last report (None: registered and never reported)."""
+    clocks_off: Mapping[str, float] = field(default_factory=dict)
+    """Host whose reports are of another time to the seconds its clock is ahead."""
     gone: frozenset[int] = frozenset()
     """RNICs whose agent said goodbye: planned, no fault."""
     qpns: Mapping[int, int] = field(default_factory=dict)
@@ -117,8 +119,8 @@ def check_rows(rows: Rows, rnics: int) -> None:
         raise InputError("more probes lost, late or slow than sent")
     for name in ("rtt_p50_ns", "rtt_p99_ns", "responder_p50_ns", "responder_p99_ns",
                  "prober_p99_ns"):  # fmt: skip
-        if np.isinf(getattr(rows, name)).any():
-            raise InputError(f"{name} is infinite")
+        if np.any(np.abs(getattr(rows, name)) > 1 << 60):  # NaN, which is unknown, is not above
+            raise InputError(f"{name} is beyond any time")
 
 
 def merge(histograms: Iterable[Mapping[str, Histogram]]) -> dict[str, Histogram]:

@@ -370,7 +370,7 @@ ROW = {
     [
         {"probes": 0}, {"probes": -5}, {"lost": 21}, {"lost": -1}, {"late": 1}, {"slow": 21},
         {"probes": 1 << 62, "lost": 1 << 62}, {"kind": 3}, {"kind": -1}, {"stamps": 3},
-        {"rtt_p50_ns": float("inf")}, {"target": -1}, {"target": 6},
+        {"rtt_p50_ns": float("inf")}, {"prober_p99_ns": -1e300}, {"target": -1}, {"target": 6},
     ],
 )  # fmt: skip
 def test_a_report_that_cannot_be_true_does_not_spoil_the_window(fabric, wrong):
@@ -468,3 +468,42 @@ def test_a_setting_that_makes_no_sense_is_named_with_its_value(name, value):
         ConfigurationError, match=rf"fabric setting {name} = {re.escape(repr(value))} must be"
     ):
         Settings(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "address", ["224.0.0.1", "255.255.255.255", "0.0.0.0", "::", "ff02::1", "fe80::1%eth0", "a"]
+)
+def test_only_the_address_of_one_rnic_is_probed(fabric, address):
+    with pytest.raises(InputError, match=re.escape(repr(address))):
+        fabric.c.register(Register("a", 1, [RnicAddress("a/0", address, 1)]), fabric.start)
+
+
+def test_nobody_holds_a_name_by_a_start_in_the_future(fabric):
+    with pytest.raises(InputError, match="started in the future"):
+        fabric.c.register(rnic(1 << 63, "a/0"), fabric.start)
+
+
+@pytest.mark.parametrize(
+    ("off_s", "says"), [(300, "its clock is 300 s ahead of"), (-300, "its clock is 300 s behind")]
+)
+def test_a_clock_that_is_off_is_said_and_no_silence(fabric, off_s, says):
+    for _ in range(20):
+        fabric.window()
+    for _ in range(3):
+        start = fabric.start + off_s * S
+        rows = RowColumns.pack([Row(**ROW)])
+        fabric.c.report(Report("a/0", 1, start, 20 * S, rows), fabric.start + 20 * S)
+        analysis = fabric.window(skip=("a",))
+    (found,) = analysis.anomalies
+    assert found.subject == "node:a"
+    assert says in found.evidence[0]
+
+
+def test_a_report_of_the_far_future_does_not_end_silence(fabric):
+    rows = RowColumns.pack([Row(**ROW)])
+    fabric.c.report(Report("a/0", 1, 1 << 63, 20 * S, rows), fabric.start)
+    with pytest.raises(InputError, match="a window of"):
+        fabric.c.report(Report("a/0", 1, fabric.start, 1 << 62, rows), fabric.start)
+    for _ in range(2):
+        analysis = fabric.window(skip=("a",))
+    assert [one.subject for one in analysis.anomalies] == ["node:a"]

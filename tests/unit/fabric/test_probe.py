@@ -202,3 +202,14 @@ def test_late_ones_of_a_clock_set_back_go_too():
     assert len(p._late) == 1
     p.expire(200 * MS)
     assert len(p._late) == 0
+
+
+def test_a_delay_beyond_sense_is_no_answer():
+    p = prober()
+    sequence = p.start(3, 1000, 7)
+    p.receive(packet(Kind.ACK1, sequence), 1100, 1150)
+    for delay in (-(1 << 63), (1 << 63) - 1):
+        assert p.receive(packet(Kind.ACK2, sequence, delay=delay), 1120, 1160) is None
+    result = p.receive(packet(Kind.ACK2, sequence, delay=30), 1120, 1160)
+    assert result.responder_delay_ns == 30
+    assert p.strangers == 2
