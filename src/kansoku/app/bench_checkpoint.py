@@ -1,12 +1,14 @@
 """Write and read training checkpoints: bandwidth, the stall a step sees, the work at risk."""
 
+import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kansoku.bench.edge.launch import launch_ranks
+from kansoku.bench.edge.launch import launch_ranks, need_memory
 from kansoku.errors import InputError
 from kansoku.view import Block, Column, Facts, Sentence, Table, Tone, View
 
@@ -143,29 +145,43 @@ def bench_checkpoint(
     """Write ``nbytes`` from ``ranks`` ranks below ``path``, read them back, compare.
 
     Raises InputError for a path that cannot be written or too little free space: the benchmark
-    never fills a file system.
+    never fills a file system. It writes into one new folder ``kansoku-checkpoint-…`` and removes
+    it, however it ends; only SIGKILL leaves it.
     """
-    import shutil
-
     if unknown := set(methods) - set(METHODS):
         raise InputError(f"unknown method {', '.join(unknown)}", remedy=f"of {', '.join(METHODS)}")
     if not path.is_dir():
-        raise InputError("no such folder", where=str(path))
+        raise InputError(
+            "no such folder", where=str(path), remedy="name a folder on the storage to measure"
+        )
     free = shutil.disk_usage(path).free
     if free < 2 * nbytes:
         raise InputError(
-            f"{free / 2**30:.1f} GiB free, {2 * nbytes / 2**30:.1f} GiB wanted",
+            f"{free / 2**30:,.3f} GiB free, {2 * nbytes / 2**30:,.3f} GiB wanted",
             where=str(path),
             remedy="a smaller --size or another path",
         )
-    result = launch_ranks(
-        _MODULE,
-        [
-            "--path", str(path), "--bytes", str(nbytes), "--methods", ",".join(methods),
-            "--repetitions", str(repetitions),
-        ],
-        ranks=ranks, timeout_s=3600,
-    )  # fmt: skip
+    # A rank holds its tensors, what it reads back, and one tensor on its way.
+    need_memory(2.2 * nbytes, f"a checkpoint of {nbytes / 2**30:,.3f} GiB")
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="kansoku-checkpoint-", dir=path))
+    except OSError as error:
+        raise InputError(
+            f"cannot be written: {error.strerror or error}",
+            where=str(path),
+            remedy="another path, or another user",
+        ) from None
+    try:
+        result = launch_ranks(
+            _MODULE,
+            [
+                "--path", str(folder), "--bytes", str(nbytes), "--methods", ",".join(methods),
+                "--repetitions", str(repetitions),
+            ],
+            ranks=ranks, timeout_s=3600,
+        )  # fmt: skip
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     found = []
     for method in methods:
         rows = [row for row in result["rows"] if row["method"] == method]

@@ -13,15 +13,16 @@ from kansoku.bench.collectives import (
     bus_factor,
     fit_link,
 )
-from kansoku.bench.edge.launch import launch_ranks
+from kansoku.bench.edge.launch import launch_ranks, need_memory
 from kansoku.errors import InputError
 from kansoku.view import Block, Column, Facts, Line, Sentence, Series, Table, Tone, View
 
-__all__ = ["CollectiveSweep", "collectives", "parse_sizes"]
+__all__ = ["CollectiveSweep", "collectives", "parse_size", "parse_sizes", "write_links"]
 
 SCHEMA = "kansoku.bench.collectives/1"
 _MODULE = "kansoku.bench.edge.collectives_worker"
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+_MOST_BYTES = 2**60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +153,14 @@ def parse_sizes(text: str) -> list[int]:
         body, unit = part.strip().lower().removesuffix("b"), ""
         if body and body[-1] in "kmg":
             body, unit = body[:-1], body[-1]
-        if not body.isdigit() or int(body) == 0:
-            raise InputError(f"{part!r} is no size such as 4k, 1m or 256m")
-        return int(body) * _UNITS[unit]
+        if not (body.isascii() and body.isdigit()) or int(body) == 0:
+            raise InputError(
+                f"{part!r} in {text!r} is no size", remedy="such as 4k, 1m, 256m or 4k-64m"
+            )
+        size = int(body) * _UNITS[unit]
+        if size > _MOST_BYTES:
+            raise InputError(f"{part!r} is above an exbibyte", remedy="a smaller size")
+        return size
 
     sizes: list[int] = []
     for part in text.split(","):
@@ -163,10 +169,19 @@ def parse_sizes(text: str) -> list[int]:
             sizes.append(one(part))
             continue
         size, last = one(low), one(high)
+        if size > last:
+            raise InputError(f"{part!r} goes down", remedy=f"{high.strip()}-{low.strip()}")
         while size <= last:
             sizes.append(size)
             size *= 2
     return sorted(set(sizes))
+
+
+def parse_size(text: str) -> int:
+    """Read one size such as ``256m``."""
+    if not {",", "-"}.isdisjoint(text):
+        raise InputError(f"{text!r} is not one size", remedy="such as 256m or 4g")
+    return parse_sizes(text)[0]
 
 
 def collectives(
@@ -183,6 +198,9 @@ def collectives(
         bus_factor(operation, max(ranks, 2))
     if ranks < 2:
         raise InputError(f"collectives need two ranks at least, not {ranks}")
+    if not launcher:
+        # Input and output of the full size on every rank.
+        need_memory(2.2 * ranks * max(sizes), f"{max(sizes):,} bytes on {ranks} ranks")
     result = launch_ranks(
         _MODULE,
         [
@@ -211,4 +229,12 @@ def collectives(
 
 def write_links(sweep: CollectiveSweep, path: Path) -> None:
     """Write the planner's link file."""
-    path.write_text(json.dumps(sweep.links(), indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(sweep.links(), indent=1) + "\n"
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"cannot be written: {error.strerror or error}",
+            where=str(path),
+            remedy="another --links",
+        ) from None

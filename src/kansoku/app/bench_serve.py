@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -24,10 +25,18 @@ class EndpointReport:
     url: str
     model: str
     summary: EndpointSummary
+    interrupted: bool = False
+    """Ctrl-C ended the load early; the requests that had ended by then count."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the versioned answer."""
-        return {"schema": SCHEMA, "url": self.url, "model": self.model, **asdict(self.summary)}
+        return {
+            "schema": SCHEMA,
+            "url": self.url,
+            "model": self.model,
+            "interrupted": self.interrupted,
+            **asdict(self.summary),
+        }
 
     def view(self) -> View:
         """Return what a person reads."""
@@ -59,6 +68,13 @@ class EndpointReport:
             Sentence(text=f"{count} requests failed: {what}", tone=Tone.BAD)
             for what, count in s.errors.items()
         ]
+        if self.interrupted:
+            blocks.append(
+                Sentence(
+                    text="Interrupted: only requests that had ended by then count.",
+                    tone=Tone.NOTICE,
+                )
+            )
         if s.lateness_p99_s > _SLOW_CLIENT_S:
             blocks.append(
                 Sentence(
@@ -89,7 +105,7 @@ def only_model(url: str, token: str | None) -> str:
             f"{url.rstrip('/')}/models", headers=headers, timeout=10, trust_env=False
         )
         names = [str(row["id"]) for row in answer.json()["data"]]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"no list of models: {type(error).__name__}", where=url, remedy="name one with --model"
         ) from None
@@ -103,10 +119,28 @@ def only_model(url: str, token: str | None) -> str:
 def _prompts(file: Path | None, words: int) -> list[str]:
     if file is None:
         return [" ".join(["observe"] * words)]
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise InputError(
+            f"cannot be read: {why}", where=str(file), remedy="--prompts FILE, one prompt a line"
+        ) from None
+    lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         raise InputError("no prompt in the file", where=str(file), remedy="one prompt a line")
     return lines
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        right = parts.scheme in {"http", "https"} and bool(parts.hostname)
+        right = right and (parts.port is None or parts.port > 0)
+    except ValueError:
+        right = False
+    if not right:
+        raise InputError(f"{url!r} is no URL", remedy="such as http://127.0.0.1:8000/v1")
 
 
 def bench_endpoint(  # noqa: PLR0913 - one keyword a flag
@@ -123,17 +157,20 @@ def bench_endpoint(  # noqa: PLR0913 - one keyword a flag
     seed: int = 0,
 ) -> EndpointReport:
     """Send open-loop load and sum it up."""
-    if not url.startswith(("http://", "https://")):
-        raise InputError(f"{url!r} is no URL", remedy="such as http://127.0.0.1:8000/v1")
+    _check_url(url)
+    texts = _prompts(prompts, prompt_words)
+    due = arrivals(rate_per_s, duration_s, seed)
     name = model or only_model(url, token)
     settings = EndpointSettings(
         url=url,
         model=name,
-        prompts=_prompts(prompts, prompt_words),
+        prompts=texts,
         output_tokens=output_tokens,
         chat=chat,
         token=token,
     )
-    due = arrivals(rate_per_s, duration_s, seed)
-    results = send_load(settings, [float(t) for t in due])
-    return EndpointReport(url=url, model=name, summary=summarise(results, offered_per_s=rate_per_s))
+    results, interrupted = send_load(settings, [float(t) for t in due])
+    if interrupted and not results:
+        raise InputError("interrupted before any request had ended", where=url)
+    summary = summarise(results, offered_per_s=rate_per_s)
+    return EndpointReport(url=url, model=name, summary=summary, interrupted=interrupted)

@@ -17,6 +17,9 @@ from kansoku.errors import InputError
 
 __all__ = ["EndpointSummary", "Percentiles", "RequestResult", "arrivals", "summarise"]
 
+MOST_REQUESTS = 1_000_000
+"""Of one load; results are kept in memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestResult:
@@ -63,8 +66,14 @@ def arrivals(rate_per_s: float, duration_s: float, seed: int) -> npt.NDArray[np.
     """Return Poisson arrival times within the duration, seconds, ascending."""
     if rate_per_s <= 0 or duration_s <= 0:
         raise InputError("rate and duration must be positive")
-    random = np.random.default_rng(seed)
     expected = rate_per_s * duration_s
+    if not expected <= MOST_REQUESTS:
+        raise InputError(
+            f"{rate_per_s:g} requests/s for {duration_s:g} s are {expected:,.0f} requests, above "
+            f"{MOST_REQUESTS:,}",
+            remedy="a lower --rate or fewer --seconds",
+        )
+    random = np.random.default_rng(seed)
     count = int(expected + 6 * expected**0.5 + 10)
     times = np.cumsum(random.exponential(1 / rate_per_s, count))
     return times[times < duration_s]

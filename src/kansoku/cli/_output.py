@@ -15,7 +15,11 @@ __all__ = ["emit"]
 def emit(
     answer: Mapping[str, object], view: View, *, as_json: bool = False, html: Path | None = None
 ) -> None:
-    """Write the HTML page if asked, then JSON or the drawn View on stdout."""
+    """Write JSON or the drawn View on stdout, then the HTML page if asked.
+
+    In this order: a page that cannot be written must not cost an answer that took hours.
+    """
+    _answer(answer, view, as_json=as_json)
     if html is not None:
         from kansoku.view.html import render
 
@@ -29,6 +33,9 @@ def emit(
                 remedy="choose another --html",
             ) from None
         print(f"wrote {html}", file=sys.stderr)
+
+
+def _answer(answer: Mapping[str, object], view: View, *, as_json: bool) -> None:
     if as_json:
         options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
         try:

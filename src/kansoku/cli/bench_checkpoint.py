@@ -12,7 +12,9 @@ from kansoku.cli._output import emit
 def command(
     path: Annotated[Path, typer.Argument(help="Folder on the storage to measure.")],
     size: Annotated[str, typer.Option(help="Bytes of the whole checkpoint: 256m, 4g.")] = "256m",
-    ranks: Annotated[int, typer.Option(min=1, help="Local ranks that write together.")] = 2,
+    ranks: Annotated[
+        int, typer.Option(min=1, max=1024, help="Local ranks that write together.")
+    ] = 2,
     methods: Annotated[str, typer.Option(help="Of dcp,plain.")] = "dcp,plain",
     repetitions: Annotated[int, typer.Option(min=1)] = 3,
     interval_s: Annotated[float, typer.Option(min=1, help="Seconds between checkpoints.")] = 1800,
@@ -24,11 +26,11 @@ def command(
 ) -> None:
     """Write and read checkpoints with torch.distributed.checkpoint and torch.save."""
     from kansoku.app.bench_checkpoint import bench_checkpoint
-    from kansoku.app.bench_collectives import parse_sizes
+    from kansoku.app.bench_collectives import parse_size
 
     report = bench_checkpoint(
         path,
-        nbytes=parse_sizes(size)[0],
+        nbytes=parse_size(size),
         ranks=ranks,
         methods=methods.split(","),
         repetitions=repetitions,

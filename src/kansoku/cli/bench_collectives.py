@@ -12,7 +12,7 @@ from kansoku.cli._output import emit
 
 
 def command(
-    ranks: Annotated[int, typer.Option(min=2, help="Local ranks.")] = 2,
+    ranks: Annotated[int, typer.Option(min=2, max=1024, help="Local ranks.")] = 2,
     sizes: Annotated[str, typer.Option(help="Sizes: 4k,1m or 4k-64m (doubling).")] = "4k-16m",
     operations: Annotated[
         str, typer.Option(help="Of all_reduce,all_gather,reduce_scatter,all_to_all,send_recv.")
@@ -29,15 +29,25 @@ def command(
 ) -> None:
     """Sweep collectives through torch.distributed: Gloo on CPUs, NCCL on GPUs."""
     from kansoku.app.bench_collectives import collectives, parse_sizes, write_links
+    from kansoku.errors import InputError
 
+    if links is not None and not links.parent.is_dir():
+        raise InputError("no such folder", where=str(links.parent), remedy="another --links")
+    try:
+        words = shlex.split(launcher)
+    except ValueError as error:
+        raise InputError(
+            f"--launcher {launcher!r}: {error}", remedy="quote it as in a shell"
+        ) from None
     result = collectives(
         ranks=ranks,
         sizes=parse_sizes(sizes),
         operations=operations.split(","),
         repetitions=repetitions,
-        launcher=shlex.split(launcher),
+        launcher=words,
     )
+    # First what was measured, then the file: it may not be writable, or hold no fit.
+    emit(result.to_json(), result.view(), as_json=as_json, html=html)
     if links is not None:
         write_links(result, links)
         print(f"wrote {links}", file=sys.stderr)
-    emit(result.to_json(), result.view(), as_json=as_json, html=html)

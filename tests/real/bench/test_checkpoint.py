@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -41,3 +42,30 @@ def test_lost_work_by_hand():
 def test_it_never_fills_a_file_system(tmp_path):
     with pytest.raises(InputError, match="GiB free"):
         bench_checkpoint(tmp_path, nbytes=1 << 50)
+
+
+def test_it_leaves_nothing_when_it_is_ended(tmp_path):
+    """SIGTERM to the command alone while its ranks write: the folder is empty afterwards."""
+    ours = subprocess.Popen(
+        [sys.executable, "-m", "kansoku", "bench", "checkpoint", str(tmp_path), "--size", "16m",
+         "--repetitions", "500"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    end = time.monotonic() + 60
+    while not list(tmp_path.glob("kansoku-checkpoint-*/*/*")):
+        assert ours.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    ours.terminate()
+    assert ours.wait(timeout=60) != 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path, monkeypatch):
+    def refuse(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with pytest.raises(InputError, match="cannot be written: Permission denied") as caught:
+        bench_checkpoint(tmp_path, nbytes=1 << 20)
+    assert str(tmp_path) in str(caught.value)

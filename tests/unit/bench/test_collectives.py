@@ -2,8 +2,9 @@
 
 import pytest
 
-from kansoku.app.bench_collectives import parse_sizes
+from kansoku.app.bench_collectives import parse_size, parse_sizes
 from kansoku.bench.collectives import CollectivePoint, bus_factor, fit_link
+from kansoku.cli.bench_collectives import command
 from kansoku.errors import InputError
 
 
@@ -48,3 +49,40 @@ def test_sizes():
     for wrong in ("", "4q", "-4k", "0"):
         with pytest.raises(InputError):
             parse_sizes(wrong)
+
+
+def test_sizes_that_go_down_or_nowhere_are_refused():
+    for wrong, words in (
+        ("64m-4k", "goes down"),
+        ("4k-", "'' in '4k-' is no size"),
+        ("99999999999g", "above an exbibyte"),
+        ("²", "is no size"),
+    ):
+        with pytest.raises(InputError, match=words) as caught:
+            parse_sizes(wrong)
+        assert caught.value.remedy
+
+
+def test_one_size_is_one():
+    assert parse_size("256m") == 256 << 20
+    for wrong in ("1m,2m", "1m-4m", "-5m"):
+        with pytest.raises(InputError, match="is not one size"):
+            parse_size(wrong)
+
+
+def test_a_link_file_that_cannot_be_written_does_not_cost_the_sweep(tmp_path, monkeypatch, capsys):
+    """Three sizes of 8 bytes/ns and no latency; the folder of the file is not there."""
+    rows = [
+        {"operation": "send_recv", "ranks": 2, "bytes": n, "seconds": n / 8e9, "p95_seconds": n / 8e9,
+         "repetitions": 3}
+        for n in (1 << 10, 1 << 20, 1 << 30)
+    ]  # fmt: skip
+    answer = {"backend": "gloo", "device": "cpu", "torch": "2", "nodes": 1, "points": rows}
+    monkeypatch.setattr("kansoku.app.bench_collectives.launch_ranks", lambda *_, **__: answer)
+    with pytest.raises(InputError, match="no such folder"):
+        command(links=tmp_path / "none" / "l.json")
+    with pytest.raises(InputError, match="cannot be written"):
+        command(links=tmp_path)  # a folder
+    assert "Bus bandwidth" in capsys.readouterr().out
+    with pytest.raises(InputError, match="No closing quotation"):
+        command(launcher="'")

@@ -47,6 +47,12 @@ def _body(settings: EndpointSettings, number: int) -> dict[str, Any]:
     return body
 
 
+def _tokens(event: Mapping[str, Any], before: int | None) -> int | None:
+    """Return the completion tokens that an event counts, or what was known before."""
+    told = (event.get("usage") or {}).get("completion_tokens")
+    return told if isinstance(told, int) and not isinstance(told, bool) and told >= 0 else before
+
+
 def _piece(event: Mapping[str, Any]) -> bool:
     """Return whether a streamed event carries text."""
     for choice in event.get("choices") or ():
@@ -80,13 +86,15 @@ async def _ask(
                 if data == "[DONE]":
                     break
                 event = orjson.loads(data)
-                usage = (event.get("usage") or {}).get("completion_tokens", usage)
+                usage = _tokens(event, usage)
                 if _piece(event):
                     last = time.perf_counter() - zero
                     first = last if first is None else first
                     pieces += 1
-    except (httpx.HTTPError, orjson.JSONDecodeError) as failure:
+    except (httpx.HTTPError, httpx.StreamError, orjson.JSONDecodeError) as failure:
         error = type(failure).__name__
+    except (AttributeError, TypeError):
+        error = "an event that is not of the OpenAI protocol"
     if error is None and first is None:
         error = "no text"
     end = last if error is None else time.perf_counter() - zero
@@ -100,7 +108,9 @@ async def _ask(
     )
 
 
-async def _load(settings: EndpointSettings, due: Sequence[float]) -> list[RequestResult]:
+async def _load(
+    settings: EndpointSettings, due: Sequence[float]
+) -> tuple[list[RequestResult], bool]:
     headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
     limits = httpx.Limits(max_connections=settings.most_open, max_keepalive_connections=None)
     async with httpx.AsyncClient(
@@ -108,15 +118,26 @@ async def _load(settings: EndpointSettings, due: Sequence[float]) -> list[Reques
         limits=limits, trust_env=False,
     ) as client:  # fmt: skip
         zero = time.perf_counter()
-        tasks = []
-        for number, planned in enumerate(due):
-            pause = planned - (time.perf_counter() - zero)
-            if pause > 0:
-                await asyncio.sleep(pause)
-            tasks.append(asyncio.create_task(_ask(client, settings, number, planned, zero)))
-        return list(await asyncio.gather(*tasks))
+        tasks: list[asyncio.Task[RequestResult]] = []
+        try:
+            for number, planned in enumerate(due):
+                pause = planned - (time.perf_counter() - zero)
+                if pause > 0:
+                    await asyncio.sleep(pause)
+                tasks.append(asyncio.create_task(_ask(client, settings, number, planned, zero)))
+            return list(await asyncio.gather(*tasks)), False
+        except asyncio.CancelledError:
+            # Ctrl-C: what has ended is measured, what is open was cut off by us and is not.
+            ended = [t for t in tasks if t.done() and not t.cancelled() and not t.exception()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            return [task.result() for task in ended], True
 
 
-def send_load(settings: EndpointSettings, due: Sequence[float]) -> list[RequestResult]:
-    """Send a request at each due time (seconds from now) and wait for all to end."""
+def send_load(settings: EndpointSettings, due: Sequence[float]) -> tuple[list[RequestResult], bool]:
+    """Send a request at each due time (seconds from now) and wait for all to end.
+
+    The second value tells that Ctrl-C ended the load early.
+    """
     return asyncio.run(_load(settings, due))

@@ -1,17 +1,110 @@
 """Start a benchmark's ranks with torchrun and get back what rank 0 wrote."""
 
+import ctypes
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kansoku.errors import DependencyError, PlatformError
+from kansoku.errors import DependencyError, InputError, PlatformError
 
-__all__ = ["launch_ranks"]
+__all__ = ["launch_ranks", "need_memory"]
+
+_PR_SET_PDEATHSIG = 1
+_LAST_CHANCE_S = 40.0
+"""torchrun gives its workers 30 s to end."""
+_LONGEST_WORDS = 300
+_TERMINATED = 128 + signal.SIGTERM
+# The line that names an error, with or without torchrun's rank prefix; torchrun's own summary of
+# its children names none.
+_ERROR_LINE = re.compile(
+    r"^(?:\[?(?:default|rank)?\d*\]?:\s*)?((?:\w+\.)*\w*(?:Error|Exception): .+)"
+)
+
+
+def need_memory(nbytes: float, what: str) -> None:
+    """Refuse what this machine's free memory cannot hold; on GPUs their allocator tells."""
+    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text("ascii"))
+    if found is None or Path("/dev/nvidia0").exists():
+        return
+    free = 1024 * int(found[1])
+    if nbytes > free:
+        raise InputError(
+            f"{what} needs {nbytes / 2**30:,.1f} GiB of memory, {free / 2**30:,.1f} GiB are free",
+            remedy="smaller sizes or fewer ranks",
+        )
+
+
+def _die_with_us() -> None:
+    """Have the kernel end torchrun when this process ends, even by SIGKILL."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, so that ranks are ended and files removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise SystemExit(_TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _last_words(output: str) -> str:
+    """Return the line that names the first error, else the last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    found = (match[1] for line in lines if (match := _ERROR_LINE.match(line)))
+    words = next((text for text in found if "ChildFailedError" not in text), None)
+    return (words or (lines[-1] if lines else "no output"))[:_LONGEST_WORDS]
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """Have torchrun end its ranks, which are in sessions of their own, and wait for it."""
+    child.terminate()
+    try:
+        child.communicate(timeout=_LAST_CHANCE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.communicate()
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], timeout_s: float
+) -> tuple[int, str]:
+    """Run to the end and return exit code and output; what ends us ends the ranks too."""
+    with _terminated_like_interrupted():
+        try:
+            # In a session of its own: Ctrl-C reaches it through us alone, and once.
+            child = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                errors="replace", env=environment, start_new_session=True,
+                preexec_fn=_die_with_us,  # noqa: PLW1509 - one system call, no lock of ours
+            )  # fmt: skip
+        except OSError as error:
+            raise PlatformError(
+                f"{command[0]}: {error.strerror or error}", remedy="is the --launcher right?"
+            ) from None
+        try:
+            out, err = child.communicate(timeout=timeout_s)
+        except BaseException:
+            _end(child)
+            raise
+    return child.returncode, err or out
 
 
 def launch_ranks(
@@ -25,7 +118,7 @@ def launch_ranks(
     """Run ``module`` on ``ranks`` local ranks; return the JSON that it wrote to ``--out``.
 
     ``launcher`` replaces torchrun, for several nodes (``srun`` with ``torchrun`` inside). Raises
-    PlatformError with the end of the ranks' output when they fail.
+    PlatformError with the ranks' first error when they fail.
     """
     try:
         import torch  # noqa: F401 - only to know whether it is there
@@ -44,16 +137,15 @@ def launch_ranks(
             # Host names of laptops and containers often do not resolve; one node needs none.
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
         try:
-            answer = subprocess.run(
-                command, capture_output=True, text=True, timeout=timeout_s, check=False,
-                env=environment,
-            )  # fmt: skip
+            code, output = _run(command, environment, timeout_s)
         except subprocess.TimeoutExpired:
             raise PlatformError(
                 f"{module} did not end within {timeout_s:.0f} s", remedy="fewer sizes or ranks"
             ) from None
-        if answer.returncode != 0 or not out.exists():
-            tail = "\n".join((answer.stderr or answer.stdout).strip().splitlines()[-6:])
-            raise PlatformError(f"{module} ended with {answer.returncode}: {tail}")
+        if code != 0 or not out.exists():
+            raise PlatformError(
+                f"the ranks ended with {code}: {_last_words(output)}",
+                remedy="smaller sizes, fewer ranks, or another path",
+            )
         result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         return result
