@@ -478,6 +478,11 @@ def _reason(anomalies: list[Anomaly], window: Window, topology: Topology) -> str
     if anomalies:
         return f"{len(anomalies)} anomalies in {seconds:g} s"
     if not len(window.rows):
+        if window.reporting:
+            return (
+                f"no probe in this window: {window.reporting} of {len(topology.rnics)} RNICs "
+                "report, none of which knows another one to probe (same address family)"
+            )
         return "no agent reported a probe in this window"
     rows = window.rows
     return (

@@ -507,3 +507,14 @@ def test_a_report_of_the_far_future_does_not_end_silence(fabric):
     for _ in range(2):
         analysis = fabric.window(skip=("a",))
     assert [one.subject for one in analysis.anomalies] == ["node:a"]
+
+
+def test_agents_without_peers_are_no_fault(fabric):
+    for _ in range(3):
+        for name in fabric.c.topology.rnics:
+            report = Report(name, 1, fabric.start, 20 * S, RowColumns.pack([]))
+            fabric.c.report(report, fabric.start + 21 * S)
+        fabric.start += 20 * S
+        (outcome,) = fabric.c.step(fabric.start + 3 * S)
+    assert (outcome.analysis.verdict, outcome.analysis.anomalies) == ("unknown", ())
+    assert "6 of 6 RNICs report, none of which knows another one" in outcome.analysis.reason

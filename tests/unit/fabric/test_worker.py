@@ -13,6 +13,7 @@ from kansoku.fabric.edge.worker import Worker
 from kansoku.fabric.messages import Pinglist, Tuples, packed_address
 from kansoku.fabric.probe import Kind, StampSource, decode, encode
 from kansoku.fabric.settings import Settings
+from kansoku.fabric.window import rows_of
 
 EMPTY = Tuples(b"", b"", b"", b"", b"", b"")
 
@@ -105,3 +106,13 @@ def test_a_pinglist_that_cannot_be_read_changes_nothing(worker):
     assert worker.version == "1"
     worker.fire(now + 2_000_000)
     assert (Kind.PROBE, "10.0.0.2", 50000) in worker.transport.sent
+
+
+def test_who_has_nobody_to_probe_is_not_silent(worker):
+    now = time.time_ns()
+    assert worker.reports(now, 1, {}) == []  # nothing is known of windows yet
+    worker.take(Pinglist("1", dataclasses.asdict(Settings()), EMPTY, EMPTY), time.monotonic_ns())
+    assert worker.reports(now, 1, {}) == []
+    (report,) = worker.reports(now + 30_000_000_000, 1, {})
+    assert report.window_start_ns == now // 20_000_000_000 * 20_000_000_000
+    assert len(rows_of([(0, report.rows)])) == 0

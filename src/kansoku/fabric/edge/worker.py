@@ -394,7 +394,12 @@ class Worker:
     def reports(
         self, now_ns: int, incarnation: int, agent: dict[str, float], *, everything: bool = False
     ) -> list[Report]:
-        """Return the windows that are over (Unix nanoseconds)."""
+        """Return the windows that are over (Unix nanoseconds).
+
+        Whoever has nobody to probe reports as well: silence would say that its host is dead.
+        """
+        if self.version:
+            self._window(now_ns)
         done = [
             start for start in sorted(self._windows)
             if everything or start + self._window_ns + self._publish_ns <= now_ns
