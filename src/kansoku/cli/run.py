@@ -98,6 +98,10 @@ def _report(outcome: RunOutcome) -> None:
     except ImportError:
         return
     try:
-        draw(report(outcome.out).view(), Console(stderr=True, highlight=False))
+        seen = report(outcome.out)
+        if seen.run.processes:
+            draw(seen.view(), Console(stderr=True, highlight=False))
+        else:  # a page of unknowns helps nobody
+            print(f"kansoku: no report: {'; '.join(seen.run.missing[:1])}", file=sys.stderr)
     except Exception as error:  # noqa: BLE001 - whatever fails here, the job's exit code stands
         print(f"kansoku: no report: {error}", file=sys.stderr)

@@ -181,11 +181,11 @@ def read_run(path: Path | str, *, follow_rings: bool = True) -> RunData:
     for file in _ring_files(path, run_json if follow_rings else {}):
         _add_file(file, processes, missing)
     if not processes and not run_json:
+        unread = [text for text in missing if not text.startswith("run.json is missing")]
         raise InputError(
-            "no run here: neither run.json nor a ring file",
-            where=str(path),
-            remedy="name the --out folder of kansoku run",
-        )
+            f"no run here: {'; '.join(unread[:3]) or 'neither run.json nor a ring file'}",
+            where=str(path), remedy="name the --out folder of kansoku run",
+        )  # fmt: skip
     ordered = sorted(processes.values(), key=lambda p: (p.rank, p.header.first_anchor[1]))
     run = _text(run_json.get("run")) or _first(p.facts.get("run") for p in ordered) or path.name
     frames, resources, incarnations = [], [], dict[int, int]()

@@ -136,8 +136,10 @@ def find_stragglers(
     """
     policy = policy or StragglerPolicy()
     usable = steps.filter(pl.col("complete"))
-    if usable["rank"].n_unique() < 2:
-        return _unknown("one rank has no peers to compare with", policy)
+    ranks = usable["rank"].n_unique()
+    if ranks < 2:
+        why = "one rank has no peers to compare with" if ranks else "no rank completed a step"
+        return _unknown(why, policy)
     blame, waits = _blame(matched), _waits(matched)
     found: list[Straggler] = []
     rotating: list[float] = []

@@ -73,6 +73,7 @@ def test_a_script_without_distributed(tmp_path):
     assert data.facts.ranks[0].parameters == 81
     assert data.peak["source"].startswith("measured: matrix product")
     assert len(read_run(tmp_path / "off").spans) == 0
+    assert "kansoku: no report: no process of the job was observed" in off.stderr
     run_json = json.loads((tmp_path / "off" / "run.json").read_text())
     assert any("no process of the job was observed" in text for text in run_json["missing"])
 

@@ -152,7 +152,15 @@ def test_a_rank_that_started_twice_keeps_its_ids_apart(tmp_path):
 
 
 def test_nothing_there_is_an_error_with_a_remedy(tmp_path):
-    with pytest.raises(InputError, match="no run here"):
+    with pytest.raises(InputError, match="no run here: neither run"):
+        read_run(tmp_path)
+
+
+def test_files_that_are_no_rings_are_named(tmp_path):
+    (tmp_path / "n1-5.ring").write_bytes(b"x" * 10_000)
+    with pytest.raises(
+        InputError, match=r"no run here: n1-5\.ring cannot be read: not a ring file"
+    ):
         read_run(tmp_path)
 
 
