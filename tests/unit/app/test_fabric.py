@@ -2,6 +2,8 @@
 
 import json
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
 import pytest
@@ -245,3 +247,40 @@ def test_an_agent_is_not_started_with_nonsense(rnics, port, says):
 def test_controller_addresses_are_checked_before_the_start(url):
     with pytest.raises(ConfigurationError, match="is not http://HOST:PORT"):
         Line(url)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (401, b'{"error": "this controller needs its token"}', r"needs its token \(set KANSOKU_"),
+        (400, b'{"error": "source and target"}', r"/fabric/status: refused \(400\): source"),
+        (200, b"<html>hello</html>", "not as a fabric controller does"),
+        (200, b'{"status": "ok"}', "not as a fabric controller does"),
+        (200, b"[1]", "not as a fabric controller does"),
+        (404, b"Not Found", "answered 404, and not as"),
+        (500, b"\xff\x00", "answered 500, and not as"),
+    ],
+)
+def test_another_server_and_a_refusal_are_one_clear_line(status, body, says):
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.handle_request).start()
+        with pytest.raises(PlatformError, match=says):
+            fabric.status(f"http://127.0.0.1:{server.server_port}")
+
+
+@pytest.mark.parametrize("token", ["ün", "a\n", "a\tb"])
+def test_a_token_that_no_request_can_carry(monkeypatch, token):
+    monkeypatch.setenv("KANSOKU_FABRIC_TOKEN", token)
+    with pytest.raises(ConfigurationError, match="KANSOKU_FABRIC_TOKEN: the token has characters"):
+        fabric.status("http://127.0.0.1:9")
+    with pytest.raises(ConfigurationError, match="printable ASCII"):
+        fabric.agent("a", [("nic0", "127.0.0.99")], port=47999)

@@ -1,6 +1,7 @@
 """An agent's line to a controller that refuses, without a network."""
 
 import logging
+import time
 
 import pytest
 
@@ -68,3 +69,17 @@ def test_refused_and_away_are_told_apart_and_said_once(caplog):
         "controller http://c:1 refuses (400): RNIC a/0 is not in the cluster file",
         "controller http://c:1 is away: Connection refused",
     ]
+
+
+def test_whatever_a_controller_makes_go_wrong_the_line_stays(caplog):
+    line = Line(pinglist=OverflowError("absurd"))
+    up = uplink(line)
+    up.refresh_s = 0.01
+    up.start()
+    deadline = time.monotonic() + 20
+    while line.asked.count("pinglist") < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    up.stop()
+    assert line.asked[-2:] == ["leave", "closed"]
+    assert "absurd" in caplog.text

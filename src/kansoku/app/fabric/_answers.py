@@ -1,5 +1,6 @@
 """What controller and commands answer: status and matrix, as JSON and as Views."""
 
+import json
 import math
 import time
 import urllib.parse
@@ -141,9 +142,25 @@ def _ask(controller: str, path: str, *, token: str | None = None) -> dict[str, A
             f"no fabric controller at {controller}: {error}",
             remedy="start one: kansoku serve --cluster FILE, or kansoku fabric controller",
         ) from None
-    if answer.status_code != 200:
-        raise PlatformError(f"{controller}{path} answered {answer.status_code}: {answer.text}")
-    data: dict[str, Any] = answer.json()
+    return _read(answer.status_code, answer.content, f"{controller}{path}")
+
+
+def _read(status_code: int, body: bytes, where: str) -> dict[str, Any]:
+    """Return a controller's answer; raise PlatformError for a refusal, and for another server's."""
+    try:
+        data = json.loads(body)
+    except ValueError:
+        data = None
+    error = data.get("error") if isinstance(data, dict) else None
+    if status_code != 200 and isinstance(error, str):
+        token = "set KANSOKU_FABRIC_TOKEN to the controller's" if status_code == 401 else None
+        raise PlatformError(f"refused ({status_code}): {error}", where=where, remedy=token)
+    if not isinstance(data, dict) or not str(data.get("schema")).startswith("kansoku.fabric."):
+        raise PlatformError(
+            f"answered {status_code}, and not as a fabric controller does",
+            where=where,
+            remedy="is it the right port? Kansoku serve needs --cluster with a fabric",
+        )
     return data
 
 

@@ -246,8 +246,15 @@ def controller_token(token: str | None = None) -> str | None:
     """Return what a controller is shown: the one given, or from the environment.
 
     A controller that is part of ``kansoku serve`` takes the token that the node agent shows it.
+    Raises ConfigurationError for one that no request could carry.
     """
     given = token or os.environ.get("KANSOKU_FABRIC_TOKEN") or os.environ.get("KANSOKU_TOKEN")
+    if given and not (given.isascii() and given.isprintable()):
+        raise ConfigurationError(
+            "the token has characters that a request cannot carry",
+            where="KANSOKU_FABRIC_TOKEN",
+            remedy="use printable ASCII, without a line break",
+        )
     return given or None
 
 
@@ -306,6 +313,7 @@ def agent(
             "IPv4 and IPv6 addresses on one host",
             remedy="give all RNICs of the fabric addresses of one family: pairs must not mix them",
         )
+    line = _line(controller, token)
     settings = Settings()
     incarnation = time.time_ns()
     workers = []
@@ -326,7 +334,6 @@ def agent(
             )  # fmt: skip
         name = f"{node}/{device}"
         workers.append(Worker(name, made, settings, seed=incarnation ^ hash(name)))
-    line = _line(controller, token)
     return Agent(node, workers, line, incarnation=incarnation)
 
 

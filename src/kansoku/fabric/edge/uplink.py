@@ -26,6 +26,7 @@ __all__ = ["ControllerAway", "Line", "Uplink"]
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _MOST = 64 << 20
+_LONGEST_S = 86_400.0  # between two requests
 
 
 class ControllerAway(Exception):  # noqa: N818 - a state, not a mistake
@@ -190,10 +191,14 @@ class Uplink:
                 if away.status in {409, 404}:
                     self._registered = False
                 self._say(away)
-                self.connected = False
-                self.failures += 1
+                self._failed()
                 # Agents that lost the same controller must not come back in step.
                 pause = min(0.2 * 2 ** min(self.failures, 5), self.refresh_s)
+            except Exception:  # noqa: BLE001 - an agent loop, counted and logged
+                # Nothing that a controller says may end the line: the agent would fall silent.
+                self._failed()
+                _log.exception("fabric uplink")
+                pause = self.refresh_s
             self._wake.wait(pause * (0.8 + 0.4 * random.random()))  # noqa: S311 - jitter
             self._wake.clear()
         try:
@@ -203,6 +208,10 @@ class Uplink:
         except ControllerAway:
             pass
         self._line.close()
+
+    def _failed(self) -> None:
+        self.connected = False
+        self.failures += 1
 
     def _say(self, away: ControllerAway) -> None:
         """Log what is new: an agent tries again for as long as it runs."""
@@ -224,7 +233,8 @@ class Uplink:
             pinglist = self._line.request("GET", f"/fabric/pinglist?{query}", None, Pinglist)
             if pinglist is not None:
                 self._versions[rnic.name] = pinglist.version
-                self.refresh_s = float(pinglist.settings.get("refresh_s", self.refresh_s))
+                refresh_s = pinglist.settings.get("refresh_s", self.refresh_s)
+                self.refresh_s = min(max(refresh_s, 0.05), _LONGEST_S)
                 self._on_pinglist(rnic.name, pinglist)
 
     def _flush(self) -> None:

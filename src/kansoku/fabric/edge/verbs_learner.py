@@ -88,7 +88,10 @@ def _offsets() -> dict[str, dict[str, int]]:
     for name, members in _WANTED.items():
         missing = set(members) - set(found.get(name, {}))
         if missing:
-            raise PlatformError(f"the kernel's struct {name} has no {', '.join(sorted(missing))}")
+            raise PlatformError(
+                f"the kernel's struct {name} has no {', '.join(sorted(missing))}",
+                remedy="is RDMA's ib_core loaded? Without it: kansoku fabric follow RUN",
+            )
     return found
 
 
