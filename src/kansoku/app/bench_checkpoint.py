@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from kansoku.bench.edge.launch import launch_ranks, need_memory
-from kansoku.errors import InputError
+from kansoku.errors import InputError, PlatformError
 from kansoku.view import Block, Column, Facts, Sentence, Table, Tone, View
 
 __all__ = ["METHODS", "CheckpointMethod", "CheckpointReport", "bench_checkpoint"]
@@ -180,6 +180,16 @@ def bench_checkpoint(
             ],
             ranks=ranks, timeout_s=3600,
         )  # fmt: skip
+    except PlatformError as error:
+        # torch speaks of stream positions where the disk is full.
+        left = shutil.disk_usage(path).free
+        if left >= nbytes:
+            raise
+        raise PlatformError(
+            f"the file system filled up ({left / 2**20:,.1f} MiB are left): {error.message}",
+            where=str(path),
+            remedy="free space, a smaller --size or another path",
+        ) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     found = []

@@ -1,5 +1,6 @@
 """Run the reference pre-training over sizes and batches, observed; sum it up as MLPerf would."""
 
+import argparse
 import os
 import platform
 import shlex
@@ -9,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from kansoku.app.report import report
 from kansoku.app.run import run
+from kansoku.bench.edge.pretrain_flags import pretrain_parser, pretrain_problem
 from kansoku.bench.scaling import Measurement
 from kansoku.bench.score import RunScore, score_run
 from kansoku.catalog.mlperf import benchmark_rule
@@ -73,6 +75,8 @@ class BenchRun:
 
     results: tuple[PretrainResult, ...]
     environment: dict[str, str] = field(default_factory=dict)
+    unfinished: tuple[str, ...] = ()
+    """Sentences: cases that gave no result, and why."""
 
     def measurements(self) -> list[Measurement]:
         """Return the successful cases for ``bench scaling``."""
@@ -98,6 +102,7 @@ class BenchRun:
             "schema": SCHEMA,
             "label": "unverified",
             "environment": self.environment,
+            "unfinished": list(self.unfinished),
             "runs": [
                 {
                     "nodes": r.case.nodes,
@@ -154,6 +159,12 @@ class BenchRun:
                     Tone.PLAIN if r.score.status == "success" else Tone.BAD for r in self.results
                 ],
             ),
+        ]
+        blocks += [Sentence(text=text, tone=Tone.BAD) for text in self.unfinished]
+        blocks += [
+            Sentence(text=f"{r.case.name}: no MFU: {r.mfu_reason}", tone=Tone.NOTICE)
+            for r in self.results
+            if r.mfu is None and r.mfu_reason
         ]
         known = next((r.mfu for r in self.results if r.mfu is not None), None)
         if known is not None:
@@ -259,18 +270,12 @@ def _one(
     case: PretrainCase, out: Path, sbatch: Sequence[str] | None, say: Callable[[str], None] | None
 ) -> PretrainResult:
     folder, mllog = out / case.name, out / f"{case.name}.log"
-    if folder.exists() or mllog.exists():
-        raise InputError(f"{folder} exists already", remedy="another --out, or remove it")
     job, said = None, "its own output says why"
     if sbatch is not None:
         if say is not None:
             say(f"{case.name}: submitted to Slurm, waiting for its end\n")
         code, job = _submit(case, out, sbatch)
         said = f"the job's output: {out / case.name}.out"
-    elif case.nodes > 1:
-        raise InputError(
-            f"{case.nodes} nodes need a scheduler", remedy="--sbatch with Slurm's options"
-        )
     else:
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -278,7 +283,9 @@ def _one(
             _command(case, mllog), out=folder, base_environment=environment, say=say
         ).exit_code
     if not mllog.exists():
-        raise PlatformError(f"the training wrote no log (exit code {code})", remedy=said)
+        raise PlatformError(
+            f"the training wrote no log (exit code {code})", where=case.name, remedy=said
+        )
     seen = report(folder)
     median_ns = seen.throughput.median_step_ns
     return PretrainResult(
@@ -295,6 +302,35 @@ def _one(
     )
 
 
+class _Flags(argparse.ArgumentParser):
+    """A parser whose complaint is an error of ours."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"flags of the training: {message}", remedy="kansoku bench run --help")
+
+
+def _check(case: PretrainCase, out: Path, *, scheduler: bool) -> None:
+    """Refuse a case that cannot run, before any case has."""
+    parser = _Flags(parents=[pretrain_parser()], add_help=False, allow_abbrev=False)
+    settings = parser.parse_args(["--global-batch", str(case.global_batch), *case.arguments])
+    if problem := pretrain_problem(settings, case.ranks):
+        raise InputError(problem, where=case.name, remedy="flags of the training stand after --")
+    if case.nodes > 1 and not scheduler:
+        raise InputError(
+            f"{case.nodes} nodes need a scheduler", remedy="--sbatch with Slurm's options"
+        )
+    folder = out / case.name
+    if folder.exists() or (out / f"{case.name}.log").exists():
+        raise InputError(f"{folder} exists already", remedy="another --out, or remove it")
+
+
+def _stopped(result: PretrainResult) -> str | None:
+    """Return why the series ends with this case: its log has no end, so something killed it."""
+    if result.exit_code == 0 or result.score.status != "incomplete":
+        return None
+    return f"the training was ended before its end (exit code {result.exit_code})"
+
+
 def bench_run(
     cases: Sequence[PretrainCase],
     *,
@@ -304,11 +340,34 @@ def bench_run(
 ) -> BenchRun:
     """Run every case, observed, below ``out``; with ``sbatch`` through Slurm.
 
-    Raises InputError for cases that cannot run here, PlatformError where a training leaves no log.
+    A case that leaves no log, Ctrl-C and SIGTERM end the series; what had run by then is kept.
+    Raises InputError for cases that cannot run here, before the first has run, and PlatformError
+    where the first training leaves no log.
     """
     if not cases:
         raise InputError("no case to run", remedy="--ranks and --batch")
-    out.mkdir(parents=True, exist_ok=True)
-    results = [_one(case, out, sbatch, say) for case in cases]
+    cases = list(dict.fromkeys(cases))
+    for case in cases:
+        _check(case, out, scheduler=sbatch is not None)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot be made: {error.strerror or error}", where=str(out), remedy="another --out"
+        ) from None
+    results: list[PretrainResult] = []
+    unfinished: list[str] = []
+    for number, case in enumerate(cases):
+        try:
+            results.append(_one(case, out, sbatch, say))
+            why = _stopped(results[-1])
+        except PlatformError as error:
+            if not results:
+                raise
+            why = str(error)
+        if why is not None:
+            unfinished.append(f"{case.name}: {why}")
+            unfinished += [f"{other.name}: not run" for other in cases[number + 1 :]]
+            break
     environment = _environment(submitted=sbatch is not None)
-    return BenchRun(results=tuple(results), environment=environment)
+    return BenchRun(results=tuple(results), environment=environment, unfinished=tuple(unfinished))

@@ -61,4 +61,5 @@ def command(
         more = scaling(result.measurements()).view()
         view = View(title=view.title, blocks=[*view.blocks, *more.blocks])
     emit(result.to_json(), view, as_json=as_json, html=html)
-    raise typer.Exit(any(r.score.status != "success" for r in result.results))
+    bad = any(r.score.status != "success" for r in result.results)
+    raise typer.Exit(bad or bool(result.unfinished))

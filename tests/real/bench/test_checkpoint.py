@@ -4,11 +4,12 @@ import json
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from kansoku.app.bench_checkpoint import CheckpointMethod, CheckpointReport, bench_checkpoint
-from kansoku.errors import InputError
+from kansoku.errors import InputError, PlatformError
 
 pytestmark = pytest.mark.real
 
@@ -69,3 +70,17 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="cannot be written: Permission denied") as caught:
         bench_checkpoint(tmp_path, nbytes=1 << 20)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_a_disk_that_fills_up_meanwhile_is_named(tmp_path, monkeypatch):
+    """torch.distributed.checkpoint says "unexpected pos 704 vs 598" on a full tmpfs."""
+
+    def fail(*_, **__):
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=5 << 20))
+        raise PlatformError("the ranks ended with 1: unexpected pos 704 vs 598")
+
+    monkeypatch.setattr("kansoku.app.bench_checkpoint.launch_ranks", fail)
+    with pytest.raises(PlatformError, match=r"filled up \(5\.0 MiB are left\).*pos 704") as caught:
+        bench_checkpoint(tmp_path, nbytes=30 << 20)
+    assert str(tmp_path) in str(caught.value)
+    assert list(tmp_path.iterdir()) == []

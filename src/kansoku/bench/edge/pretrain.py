@@ -25,6 +25,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
+from kansoku.bench.edge.pretrain_flags import pretrain_parser, pretrain_problem
+
 _REPEATS = 0.9
 """Chance that a made-up token is the successor of the one before."""
 
@@ -263,12 +265,8 @@ class Trainer:
         self.settings = s = settings
         world = dist.get_world_size()
         dp = world // (s.tp * s.pp)
-        if dp * s.tp * s.pp != world:
-            raise SystemExit(f"pp {s.pp} × tp {s.tp} does not divide {world} ranks")
-        if s.layers % s.pp or s.heads % s.tp or s.kv_heads % s.tp:
-            raise SystemExit("layers must divide by pp, heads and kv-heads by tp")
-        if s.global_batch % (dp * s.micro_batch):
-            raise SystemExit(f"global batch must divide by dp {dp} × micro-batch {s.micro_batch}")
+        if problem := pretrain_problem(s, world):
+            raise SystemExit(problem)
         cuda = torch.cuda.is_available()
         self.device = (
             torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
@@ -411,7 +409,13 @@ class Trainer:
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-        step = int(latest.read_text(encoding="utf-8"))
+        text = latest.read_text(encoding="utf-8")
+        if not text.isdigit() or not (latest.parent / f"step_{text}" / ".metadata").is_file():
+            raise SystemExit(
+                f"{latest}: names {text[:40]!r}, which is no whole checkpoint (write the number of "
+                "another step_… folder into it, or remove it to start anew)"
+            )
+        step = int(text)
         model, optimizer = get_state_dict(self.part, self.optimizer)
         key = f"stage{self.stage}"
         state = {key: {"model": model, "optimizer": optimizer}}
@@ -424,25 +428,7 @@ class Trainer:
 
 
 def _settings() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    whole = {
-        "layers": 4, "hidden": 128, "heads": 4, "kv-heads": 0, "ffn": 0, "seq": 64, "vocab": 512,
-        "tp": 1, "pp": 1, "global-batch": 16, "micro-batch": 4, "steps": 40, "warm-up": 5,
-        "eval-every": 10, "eval-batches": 1, "checkpoint-every": 0, "seed": 1,
-    }  # fmt: skip
-    for name, default in whole.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--family", choices=("gpt", "llama"), default="gpt")
-    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp")
-    parser.add_argument("--sequence-parallel", action="store_true")
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--target-loss", type=float, default=0.0)
-    parser.add_argument("--tokens")
-    parser.add_argument("--checkpoint")
-    parser.add_argument("--mllog")
-    settings = parser.parse_args()
+    settings = pretrain_parser(__doc__).parse_args()
     settings.kv_heads = settings.kv_heads or settings.heads
     # Two thirds of four widths for three matrices, rounded so that shards stay whole.
     gated = -(-8 * settings.hidden // 3 // 32) * 32
@@ -501,8 +487,7 @@ def main() -> None:
     status, loss = "aborted", math.nan
     for step, loss in _evaluations(trainer, log, begin):
         if dist.get_rank() == 0:
-            sys.stdout.write(f"step {step} evaluation loss {loss:.4f}\n")
-            sys.stdout.flush()
+            sys.stderr.write(f"step {step} evaluation loss {loss:.4f}\n")
         if loss <= settings.target_loss:
             status = "success"
             break
