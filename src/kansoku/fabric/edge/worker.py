@@ -38,7 +38,7 @@ _SERVICE = 2
 # What hinders a probe on this host alone: its port is taken, descriptors or memory are short.
 _OURS = {errno.EADDRINUSE, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 # Names of the module: an enumeration's members are slow to look up, and these are for every packet.
-_PROBE, _ACK1, _ACK2 = Kind.PROBE, Kind.ACK1, Kind.ACK2
+_PROBE, _ACK1, _ACK2, _TRACE = Kind.PROBE, Kind.ACK1, Kind.ACK2, Kind.TRACE
 _RESPONSE = 1 << 62  # tokens of ACK1 stamps, apart from sequence numbers of probes
 _BURST = 256  # probes sent in a row before the socket is looked at again
 
@@ -270,14 +270,15 @@ class Worker:
                     self._count(outcome)
                 elif isinstance(outcome, Late):
                     self._window(outcome.t1_ns).add_late(outcome)
-        elif kind is Kind.TRACE_REPLY:
-            self._reached(packet)
-        elif not is_source_port(packet.source_port):
-            self.foreign += 1  # answering would bind a port that belongs to somebody else
-        elif kind is _PROBE:
-            self._answer(packet, event)
+        elif kind is _PROBE or kind is _TRACE:
+            if not is_source_port(packet.source_port):
+                self.foreign += 1  # answering would bind a port that belongs to somebody else
+            elif kind is _PROBE:
+                self._answer(packet, event)
+            else:
+                self._answer_trace(packet, event)
         else:
-            self._answer_trace(packet, event)
+            self._reached(packet)
 
     def _reached(self, packet: Packet) -> None:
         trace = self._traces.get(packet.sequence)
