@@ -51,6 +51,23 @@ def _setting(request: PlanRequest) -> tuple[ModelShape, Hardware, Training]:
     return shape, hardware, training
 
 
+def _check_cadence(tokens: float | None, cadence: Cadence | None) -> None:
+    """Refuse what would be left aside in silence."""
+    if cadence is None:
+        return
+    every, each = cadence.evaluate_every, cadence.evaluation_sequences
+    if (every is None) != (each is None):
+        raise InputError(
+            "evaluation time needs how often and how much",
+            remedy="--evaluate-every STEPS and --evaluation-sequences N together",
+        )
+    if tokens is None and (every is not None or cadence.checkpoint_every is not None):
+        raise InputError(
+            "evaluation and checkpoint time are parts of a whole training",
+            remedy="--tokens N, such as 15T",
+        )
+
+
 def search(
     request: PlanRequest,
     *,
@@ -63,6 +80,7 @@ def search(
 
     Raises InputError for a wrong request and ConfigurationError for unknown hardware figures.
     """
+    _check_cadence(tokens, cadence)
     shape, hardware, training = _setting(request)
     space = request.space(hardware, searching=True)
     result = search_layouts(shape, training, hardware, space=space, top=top)
@@ -135,6 +153,7 @@ def explain(
     Layout values left out are searched over: the fastest that fits in memory is explained. With
     ``run`` the plan is laid beside that recorded run.
     """
+    _check_cadence(tokens, cadence)
     shape, hardware, training = _setting(request)
     space = request.space(hardware, searching=False)
     candidate = best_of(shape, training, hardware, space)

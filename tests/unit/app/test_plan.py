@@ -315,6 +315,21 @@ def test_an_impossible_split_names_what_was_asked():
         search(PlanRequest(model="22b", gpu="h100", gpus=64, global_batch=64, tp=3))
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--tokens", "1B", "--evaluate-every", 10), "evaluation-sequences N together"),
+        (("--tokens", "1B", "--evaluation-sequences", 10), "evaluate-every STEPS"),
+        (("--checkpoint-every", 10), "--tokens N"),
+        (("--evaluate-every", 10, "--evaluation-sequences", 8), "--tokens N"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["search", "explain"])
+def test_a_cadence_is_never_left_aside_in_silence(verb, flags, words):
+    with pytest.raises(InputError, match=words):
+        run(verb, "--model", "22b", "--gpu", "h100", "--gpus", 8, "--global-batch", 8, *flags)
+
+
 def test_truth_values_are_no_links(tmp_path):
     path = tmp_path / "links.json"
     path.write_text('{"links": {"scale_up": {"alpha_s": true, "beta_bytes_per_s": true}}}')
