@@ -101,5 +101,9 @@ def read_log(path: Path) -> MlLog:
                     )
                 )
     except OSError as error:
-        raise InputError(error.strerror or str(error), where=str(path)) from None
+        raise InputError(
+            f"the log cannot be read: {error.strerror or error}",
+            where=str(path),
+            remedy="check the path and its rights",
+        ) from None
     return MlLog(file=str(path), events=tuple(events), lines=row, quarantined=tuple(quarantined))

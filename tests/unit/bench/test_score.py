@@ -7,6 +7,7 @@ import pytest
 
 from kansoku.bench.score import check_convergence, olympic_mean, score_run
 from kansoku.catalog.mlperf import benchmark_rule, reference_points
+from kansoku.errors import InputError
 from kansoku.formats.mllog import read_log
 
 
@@ -123,6 +124,11 @@ def test_a_stop_in_another_century_is_no_time(write):
     lines[-1] = line("run_stop", 1e300, None, status="success")
     run = score_run(write(lines), GPT3)
     assert (run.status, run.minutes) == ("incomplete", None)
+
+
+def test_a_log_that_cannot_be_read_names_the_remedy(tmp_path):
+    with pytest.raises(InputError, match=r"cannot be read: Is a directory \(check the path"):
+        read_log(tmp_path)
 
 
 def test_olympic_mean():
