@@ -124,7 +124,10 @@ class PlanRequest:
             )
         hidden, heads = given["hidden"], given["heads"]
         if heads < 1 or (hidden % heads and "head_dim" not in given):
-            raise InputError(f"{heads} heads do not divide a hidden width of {hidden}")
+            raise InputError(
+                f"{heads} heads do not divide a hidden width of {hidden}",
+                remedy="other --heads, or --head-dim N",
+            )
         values: dict[str, Any] = {
             "name": "flags",
             "title": f"{given['layers']} layers x {hidden}",
@@ -135,7 +138,9 @@ class PlanRequest:
         if values.get("experts"):
             values.setdefault("expert_ffn", values["ffn"])
             if "experts_per_token" not in values:
-                raise InputError("--experts needs --experts-per-token")
+                raise InputError(
+                    "--experts needs --experts-per-token", remedy="--experts-per-token N"
+                )
         if "gated" not in given:
             width = values.get("expert_ffn") if values.get("experts") else values["ffn"]
             values["gated"] = width != 4 * hidden
@@ -212,6 +217,7 @@ class PlanRequest:
                 raise InputError(
                     f"links.{name} needs positive {' and '.join(_LINK_KEYS)}",
                     where=str(self.links),
+                    remedy="see docs/planner.md",
                 )
             found[name] = (numbers[0], numbers[1])
         self.note(f"links measured: {self.links}")
@@ -291,7 +297,10 @@ class PlanRequest:
             total = self.gpus or (hardware.gpus if hardware else tp * pp * cp)
             dp, odd = divmod(total, tp * pp * cp)
             if odd or dp < 1:
-                raise InputError(f"tp x pp x cp = {tp * pp * cp} does not divide {total} GPUs")
+                raise InputError(
+                    f"tp x pp x cp = {tp * pp * cp} does not divide {total} GPUs",
+                    remedy="change --tp, --pp, --cp or --gpus",
+                )
         layout = Layout(
             tp=tp,
             pp=pp,
@@ -304,7 +313,10 @@ class PlanRequest:
             zero=self.zero if self.zero is not None else int(dp * cp > 1),
         )
         if self.gpus is not None and layout.gpus != self.gpus:
-            raise InputError(f"tp x pp x dp x cp = {layout.gpus}, but --gpus says {self.gpus}")
+            raise InputError(
+                f"tp x pp x dp x cp = {layout.gpus}, but --gpus says {self.gpus}",
+                remedy="leave --gpus or --dp out",
+            )
         asked = ("tp", "pp", "dp", "cp", "ep", "vp", "micro_batch", "recompute", "zero")
         derived = [f"{n} {getattr(layout, n)}" for n in asked if getattr(self, n) is None]
         if derived:

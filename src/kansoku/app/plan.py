@@ -199,7 +199,9 @@ def memory(request: PlanRequest) -> MemoryResult:
         searching=False,
     )
     if not valid[0]:
-        raise InputError(f"this layout is impossible: {', '.join(reasons)}")
+        raise InputError(
+            f"this layout is impossible: {', '.join(reasons)}", remedy="change the sizes named"
+        )
     for text in hardware.notes if hardware else ():
         request.note(text)
     return MemoryResult(
@@ -232,16 +234,23 @@ def flops(
         precision = request.training(shape, hardware, batch).precision
         one = peak_flops or hardware.accelerator.peak(precision)
         source = "given by flag" if peak_flops else hardware.accelerator.source
-        mfu = {
-            name: utilisation(
-                result,
-                step_s=step_s,
-                peak_flops=one * hardware.gpus,
-                peak_source=f"{precision} dense x {hardware.gpus}: {source}",
-                convention=name,
-            )
-            for name in result.conventions
-        }
+        try:
+            mfu = {
+                name: utilisation(
+                    result,
+                    step_s=step_s,
+                    peak_flops=one * hardware.gpus,
+                    peak_source=f"{precision} dense x {hardware.gpus}: {source}",
+                    convention=name,
+                )
+                for name in result.conventions
+            }
+        except InputError as error:
+            raise InputError(
+                error.message,
+                remedy=f"or --step-s {step_s:g}, --global-batch {batch} or --gpus "
+                f"{hardware.gpus} are not those of the step",
+            ) from None
     return FlopsResult(
         shape=shape,
         global_batch=batch,

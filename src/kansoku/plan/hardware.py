@@ -76,7 +76,8 @@ class Hardware:
             if not 0 < getattr(calibration, name) <= 1:
                 raise InputError(
                     f"a measured link is {getattr(calibration, name):.2f} of the line rate of "
-                    f"{self.name}: measured elsewhere, or not per GPU?"
+                    f"{self.name}",
+                    remedy="measured elsewhere, or not per GPU?",
                 )
         return replace(self, calibration=replace(calibration, source=source))
 
@@ -107,7 +108,10 @@ class Hardware:
     def with_gpus(self, gpus: int) -> "Hardware":
         """Return the same hardware for a job of ``gpus``; refuse more than there are."""
         if gpus > self.gpus:
-            raise InputError(f"{self.name} has {self.gpus} GPUs, {gpus} are asked for")
+            raise InputError(
+                f"{self.name} has {self.gpus} GPUs, {gpus} are asked for",
+                remedy=f"--gpus of at most {self.gpus}",
+            )
         return replace(self, gpus=gpus)
 
 

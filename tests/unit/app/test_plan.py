@@ -330,6 +330,24 @@ def test_a_cadence_is_never_left_aside_in_silence(verb, flags, words):
         run(verb, "--model", "22b", "--gpu", "h100", "--gpus", 8, "--global-batch", 8, *flags)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("memory", "--model", "gpt2", "--gpu", "h100", "--gpus", 8, "--tp", 3), "change --tp"),
+        (("memory", "--model", "gpt2", "--gpu", "h100", "--gpus", 9, "--tp", 3), "sizes named"),
+        (("memory", "--model", "gpt2", "--gpus", 9, "--tp", 2, "--dp", 2), "leave --gpus"),
+        (("flops", "--model", "gpt2", "--gpu", "h100", "--gpus", 8, "--global-batch", 8,
+          "--step-s", 1e-6), "or --step-s 1e-06, --global-batch 8 or --gpus 8"),
+        (("search", "--model", "gpt2", "--cluster", "sakuraone", "--gpus", 9000, "--global-batch",
+          8), "--gpus of at most 800"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_what_to_change(arguments, words):
+    with pytest.raises(InputError) as caught:
+        run(*arguments)
+    assert words in (caught.value.remedy or "")
+
+
 def test_truth_values_are_no_links(tmp_path):
     path = tmp_path / "links.json"
     path.write_text('{"links": {"scale_up": {"alpha_s": true, "beta_bytes_per_s": true}}}')
