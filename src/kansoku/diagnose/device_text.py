@@ -176,10 +176,19 @@ def _observation(
     )  # fmt: skip
 
 
+def _switched_off(facts: Sequence[DeviceFact]) -> set[tuple[str | None, str | None]]:
+    """Return the ports that nobody uses: disabled by hand, and up on no node."""
+    states = [f for f in facts if f.device and f.key.lower().endswith("state")]
+    used = {f.device for f in states if re.match(r"(?:\d+: )?(?:active|linkup)", f.value.lower())}
+    disabled = {(f.node, f.device) for f in states if "disabled" in f.value.lower()}
+    return {(node, device) for node, device in disabled if device not in used}
+
+
 def _alone(facts: Sequence[DeviceFact]) -> list[Observation]:
     """Return what single facts say."""
     found = []
     widths: dict[tuple[str | None, str | None, str], dict[str, DeviceFact]] = defaultdict(dict)
+    switched_off = _switched_off(facts)
     for fact in facts:
         key, value = fact.key.lower(), fact.value.lower()
         base = re.sub(r"\b(max|maximum|current|device current|device max|host max)\b", "", key)
@@ -191,9 +200,16 @@ def _alone(facts: Sequence[DeviceFact]) -> list[Observation]:
             r"^(?:\d+: )?(down|polling|disabled|init\w*|linkerrorrecovery|port_down|port_init)",
             value.replace("'", ""),
         ):
+            off = (fact.node, fact.device) in switched_off
             found.append(
                 _observation(
-                    fact, "port-down", Domain.NETWORK, "link", 0.8, f"{fact.key}: {fact.value}"
+                    fact,
+                    "port-down",
+                    Domain.NETWORK,
+                    "link",
+                    0.3 if off else 0.8,
+                    f"{fact.key}: {fact.value}",
+                    role="symptom" if off else "root",
                 )
             )
         if "link detected" in key and value == "no":

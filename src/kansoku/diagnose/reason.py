@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from kansoku.diagnose.actions import actions_for
 from kansoku.diagnose.daemons import TOLD_OF_LOSS, silent_daemons
+from kansoku.diagnose.kinds import NUMERICS, kind_of, stuck_since
 from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.policy import Policy
 from kansoku.model import Domain, Evidence, Hypothesis, Incident, Subject, Verdict
@@ -268,7 +269,7 @@ def _explained(
     """Return an observation as the consequence, or the place, that another has told."""
     if lost and one.rule in TOLD_OF_LOSS:
         return replace(one, role="cascade")
-    if corrupts and one.rule in _NUMERICS and one.domain is Domain.APPLICATION:
+    if corrupts and one.rule in NUMERICS and one.domain is Domain.APPLICATION:
         # Wrong numbers that a repeat does not give are the device's: NaN is what it made.
         return replace(one, role="cascade")
     if one.rule == "app-ckpt-corrupt" and one.rank in full:
@@ -418,6 +419,24 @@ def _placed(seen: Iterable[Observation], nodes: Mapping[int, str] | None) -> lis
     ]
 
 
+def _of_the_job(members: list[_Group], many: int) -> list[_Group]:
+    """Join the groups of many ranks that share a rule: that complaint is the job's."""
+    sharing: dict[str, list[_Group]] = defaultdict(list)
+    for group in members:
+        if group.subject and group.subject.kind in {"rank", "node"}:
+            for rule in {o.rule for _, o in group.members if o.role != "cascade"}:
+                sharing[rule].append(group)
+    ranks = max(sharing.values(), key=len, default=[])
+    placed = sum(g.subject is not None and g.subject.kind in {"rank", "node"} for g in members)
+    if len(ranks) < many or 2 * len(ranks) <= placed:
+        return members
+    joined = _Group(
+        domain=ranks[0].domain, subject=None, members=[m for g in ranks for m in g.members]
+    )
+    rest = [g for g in members if g not in ranks]
+    return sorted([joined, *rest], key=lambda g: g.score, reverse=True)
+
+
 def _merged(groups: list[_Group], known_ranks: int) -> list[_Group]:
     """Fold groups without a subject, or of a device's node, into the strongest of their domain."""
     by_domain: dict[Domain, list[_Group]] = defaultdict(list)
@@ -427,15 +446,8 @@ def _merged(groups: list[_Group], known_ranks: int) -> list[_Group]:
     many = min(_MANY_RANKS, max(2, known_ranks))
     for domain, unsorted in by_domain.items():
         members = sorted(unsorted, key=lambda g: g.score, reverse=True)
-        ranks = [g for g in members if g.subject and g.subject.kind in {"rank", "node"}]
-        if domain in {Domain.APPLICATION, Domain.FRAMEWORK} and len(ranks) >= many:
-            # The same complaint on many ranks is the job's, not one rank's.
-            rules = [{o.rule for _, o in g.members} for g in ranks]
-            if set.intersection(*rules):
-                joined = _Group(
-                    domain=domain, subject=None, members=[m for g in ranks for m in g.members]
-                )
-                members = [joined, *(g for g in members if g not in ranks)]
+        if domain in {Domain.APPLICATION, Domain.FRAMEWORK}:
+            members = _of_the_job(members, many)
         lead = members[0]
         for other in members[1:]:
             place = None if other.subject is None else other.subject.name
@@ -448,55 +460,6 @@ def _merged(groups: list[_Group], known_ranks: int) -> list[_Group]:
                 merged.append(other)
         merged.append(lead)
     return merged
-
-
-_NUMERICS = {"app-nan-loss", "app-nan-tensor", "app-loss-spike", "fw-rerun-transient",
-             "fw-rerun-persistent", "fw-rerun-app", "num-repeated",
-             "metric:loss or gradient norm"}  # fmt: skip
-_TIMEOUTS = {"fw-watchdog", "fw-watchdog-work", "fw-heartbeat", "fw-nvrx-hb", "fw-desync"}
-_SLOW = {"finding.straggler", "finding.slow", "fw-straggler-report"}
-
-
-def _kind(seen: Sequence[Observation], lead: Observation | None, context: Context) -> str:
-    rules = {o.rule for o in seen}
-    deaths = [
-        o
-        for o in seen
-        if o.kind == "job" and o.role in {"root", "either"} and o.rule not in _TIMEOUTS
-    ]
-    died = bool(deaths) or any(
-        o.kind == "job" and o.role == "cascade" and o.rule not in _TIMEOUTS for o in seen
-    )
-    if rules & _NUMERICS and (lead is None or lead.rule in _NUMERICS or not died):
-        return "numerics"
-    if any(rule.startswith("hang.") for rule in rules) and not deaths:
-        return "hang"
-    if rules & _TIMEOUTS and not deaths:
-        return "hang"
-    if lead is not None and not died:
-        slow = lead.kind == "metric" and lead.rule != "silence.node"
-        if (
-            slow
-            or lead.rule in _SLOW
-            or rules & _SLOW
-            or any(r.startswith("metric:") for r in rules)
-        ):
-            return "slow"
-        if lead.rule == "stack.outlier":
-            return "hang"
-    if not died and (context.ended is False or rules & {"metric:step time", "finding.slow"}):
-        return "slow"
-    return "stop"
-
-
-_RAN_FOR = re.compile(r"\bran for (\d{1,12}) milliseconds")
-
-
-def _stuck_since(seen: Iterable[Observation], begin_ns: int) -> int:
-    """Return when a hang began: a watchdog speaks late, and says how long it has waited."""
-    waits = [(o.time_ns, _RAN_FOR.search(o.text)) for o in seen if o.rule in _TIMEOUTS]
-    began = [t - int(ran[1]) * 1_000_000 for t, ran in waits if ran and t and t > _LEAST_DATE_NS]
-    return min([begin_ns, *began])
 
 
 def _hypothesis(group: _Group, total: float, doubts: dict[int, str]) -> Hypothesis:
@@ -583,9 +546,11 @@ def diagnose(
     if first is not None and onset_ns is not None and onset_ns - first > policy.old_ns:
         begin = onset_ns
     lead = found[0].lead if found else None
-    kind = _kind(seen, lead, context)
+    kind = kind_of(
+        seen, lead, progress_ns=context.progress.latest_ns, ended=context.ended, policy=policy
+    )
     if kind == "hang" and begin:
-        begin = _stuck_since(seen, begin)
+        begin = stuck_since(seen, begin)
     return Incident(
         id=f"{lead.rule if lead else 'unknown'}@{begin}",
         onset_ns=begin,

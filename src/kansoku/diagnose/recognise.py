@@ -67,6 +67,31 @@ _HOST_NAME = re.compile(
 )
 # A line of progress says "reduced loss" and means no harm.
 _STEPS_TELL = 0.75
+# The program's own judgement of its line: told for information, or a remark to whoever wrote it.
+# NCCL's WARN is its word for an error, and stays out.
+_TOLD_ONLY = re.compile(
+    r"^.{0,120}?(?:(?<![\w/.-])(?:INFO|DEBUG|TRACE|NOTICE)(?![\w/.-])"
+    r"|^(?:\[\w+\]:)?\s*\[?[ID]\d{4} \d\d:\d\d:\d\d|level=(?:info|debug)\b)"
+)
+_REMARK = re.compile(
+    r"\b\w*(?:Deprecat|Future|User|Runtime|Syntax|Resource)\w*Warning: |\bis deprecated\b"
+    r"|\bwill be (?:removed|deprecated)\b"
+)
+_TOLD_WEIGHT = 0.3
+# Classes that a compiler or the framework's own parts raise; the rest of them hand on what the
+# user's code did.
+_INTERNAL = re.compile(
+    r"^(?!.*(?:Unsupported|UserError|Uncapturable|TorchRuntimeError))"
+    r"(?=.*(?:\._[a-z]\w*\.|\b(?:triton|compiler\w*|codegen|mlir|llvm)\b"
+    r"|\b(?:Inductor|InternalTorch|Compil|Lowering|Codegen)\w*(?:Error|Exception)))"
+)
+_NOT_A_NUMBER = re.compile(
+    r"\b(?:nan|infs?|infinity|non-?finite)\b(?=.{0,60}\b(?:loss\w*|grad\w*|norm|forward|backward"
+    r"|weights?|param\w*|activation\w*|logits?|output|tensor)\b)"
+    r"|\b(?:loss\w*|grad\w*|norm|forward|backward|weights?|param\w*|activation\w*|logits?|output"
+    r"|tensor|result|value)\b.{0,40}\b(?:nan|infs?|infinity|non-?finite)\b",
+    re.IGNORECASE,
+)
 _CGROUP_OOM = re.compile(r"memory cgroup|CONSTRAINT_MEMCG|oom_memcg|task_memcg", re.IGNORECASE)
 _SHARED_MEMORY = re.compile(r"\bshm\b|shared memory")
 _PROGRESS = re.compile(
@@ -257,11 +282,14 @@ def _by_words(text: str) -> Recognised | None:
     domain = order[0]
     concept = max((h for h in hits if h[1].domain is domain), key=lambda hit: hit[0])[1]
     strength = 0.55 * level * (0.5 if _RESOLVED.search(text) else 1.0)
+    told = _TOLD_ONLY.search(text) or _REMARK.search(text)
+    if told:
+        strength *= _TOLD_WEIGHT
     return Recognised(
         rule=f"concept.{concept.component}",
         domain=domain,
         component=concept.component,
-        role="either" if level >= 0.75 else "symptom",
+        role="either" if level >= 0.75 and not told else "symptom",
         strength=strength,
         meaning=f"speaks of {concept.component} and of trouble",
         action="",
@@ -307,6 +335,10 @@ def _recognise(text: str, extra: Sequence[Signature]) -> Recognised | None:
         status = _completion_status(text) if "complet" in text.lower() else None
         if status is not None:
             return status
+    if rule is not None and rule.component == "code bug":
+        whose = _by_exception(text)
+        if whose is not None and whose.domain is Domain.FRAMEWORK:
+            return whose  # the class that wraps it tells who was at work
     if rule is not None:
         domain, component, role = rule.domain, rule.component, rule.role
         if rule.id == "host-oom-killer" and _CGROUP_OOM.search(text):
@@ -329,18 +361,31 @@ def _recognise(text: str, extra: Sequence[Signature]) -> Recognised | None:
             device=_device(text, domain),
             target=_target(text, domain),
         )
+    return _by_exception(text) or _by_words(text)
+
+
+def _by_exception(text: str) -> Recognised | None:
+    """Return what an exception says that no signature knows: whose class it is, and of what."""
     exception = _EXCEPTION.search(text)
-    if exception is not None:
-        return Recognised(
-            rule="exception",
-            domain=Domain.APPLICATION,
-            component="code bug",
-            role="either",
-            strength=0.6,
-            meaning=f"an uncaught {exception[1] or exception[2]}",
-            action="hand to the user with the traceback",
-        )
-    return _by_words(text)
+    if exception is None:
+        return None
+    name = exception[1] or exception[2]
+    rule, domain, component = "exception", Domain.APPLICATION, "code bug"
+    if _NOT_A_NUMBER.search(text):
+        rule, component = "app-nan-tensor", "numerics"
+    elif _INTERNAL.search(name):
+        rule, domain, component = "exception.framework", Domain.FRAMEWORK, "compiler or internals"
+    return Recognised(
+        rule=rule,
+        domain=domain,
+        component=component,
+        role="either",
+        strength=0.6,
+        meaning=f"an uncaught {name}",
+        action="look for another version of the framework, or switch the compiler off"
+        if domain is Domain.FRAMEWORK
+        else "hand to the user with the traceback",
+    )
 
 
 def progress_of(text: str) -> int | None:

@@ -68,12 +68,14 @@ def test_what_cannot_be_read_beside_a_log_is_named(tmp_path):
     target = junk(tmp_path / "target")
     (target / "job.log").write_text("2026-03-04 05:00:00 step 1 loss 2.0\n")
     (target / "gone.log").symlink_to(tmp_path / "nowhere")
+    (target / "ring.log").symlink_to("ring.log")
     done = kansoku(target, "--json")
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["verdict"]) == (0, "none")
     assert answer["inputs"]["read"] == ["job.log"]
     assert {"blob.bin: binary, of no known kind"} < set(answer["inputs"]["missing"])
     assert any(line.startswith("gone.log: ") for line in answer["inputs"]["missing"])
+    assert "ring.log: a link that leads to itself" in answer["inputs"]["missing"]
 
 
 def test_the_rank_that_traces_show_late_supports_what_is_known_of_it(tmp_path):

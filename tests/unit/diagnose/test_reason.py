@@ -163,3 +163,28 @@ def test_a_full_disk_explains_the_file_that_was_cut_off():
     full = seen("app-disk-full", "storage", at=1, kind="job", rank=5)
     incident = diagnose([cut, full], context())
     assert incident.hypotheses[0].component == "app-disk-full"
+
+
+def test_one_exception_on_every_rank_is_the_jobs_though_a_node_has_an_old_complaint():
+    bugs = [
+        seen("exception", "application", at=1, role="either", kind="job", rank=r, strength=0.6)
+        for r in range(8)
+    ]
+    old = seen("xid.43", "application", at=-90_000, role="either", node="n1", strength=0.7)
+    first = diagnose([*bugs, old], context()).hypotheses[0]
+    assert first.subject is None
+    assert len(first.evidence_for) > 1
+
+
+def test_steps_that_go_on_show_that_a_complaint_killed_nobody():
+    odd = seen("odd", "framework", at=-900, role="either", kind="job", strength=0.4)
+    slow = seen("metric:clock", "gpu_hardware", at=-600, kind="metric", node="n2", device="3")
+    incident = diagnose([odd, slow], context())
+    assert (incident.kind, incident.hypotheses[0].domain) == ("slow", Domain.GPU_HARDWARE)
+
+
+def test_a_device_that_computes_wrong_gives_wrong_numbers_though_the_job_was_stopped():
+    wrong = seen("num-not-repeated", "gpu_hardware", at=1, kind="job", rank=4)
+    wrong = replace(wrong, component="silent corruption")
+    stopped = seen("exception", "application", at=2, role="either", kind="job", strength=0.6)
+    assert diagnose([wrong, stopped], context()).kind == "numerics"

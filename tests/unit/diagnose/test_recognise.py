@@ -94,3 +94,50 @@ def test_a_schedulers_line_names_its_job():
     assert recognise("Time limit exhausted for JobId=661").target == "job:661"
     step = "*** STEP 661.0 ON a1 CANCELLED AT 2026-03-15T00:00:03 DUE TO TIME LIMIT ***"
     assert recognise(step).target == "job:661"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n1:22:22 [0] NCCL INFO NET/Plugin: Could not find: libx.so. Using internal plugin.",
+        "2026-03-04 05:00:00,120 - root - INFO - GPU monitor: cannot read fan, skipped",
+        "I0304 05:00:00.120000 77 socket.cpp:2] the rendezvous listener was missing, opened",
+        "[W Utils.hpp:135] Warning: environment variable NCCL_X is deprecated; cannot be set soon",
+        "x.py:7: FutureWarning: process group options that are missing will be refused",
+    ],
+)
+def test_words_that_the_program_told_for_information_accuse_nobody(line):
+    said = recognise(line)
+    assert said is None or (said.role == "symptom" and said.strength < 0.2)
+
+
+def test_nccls_warn_is_an_error_all_the_same():
+    assert recognise("n1:22:22 [0] NCCL WARN the communicator is missing a peer").role == "either"
+
+
+@pytest.mark.parametrize(
+    ("line", "domain", "component"),
+    [
+        (
+            "[rank3]: torch._inductor.exc.LoweringException: AssertionError: stride",
+            "framework",
+            "compiler or internals",
+        ),
+        (
+            "triton.compiler.errors.CompilationError: at 3:4: no",
+            "framework",
+            "compiler or internals",
+        ),
+        (
+            "torch._dynamo.exc.TorchRuntimeError: Dynamo failed to run FX node: bad shapes",
+            "application",
+            "code bug",
+        ),
+        ("ValueError: the config has no key lr", "application", "code bug"),
+        ("[rank1]: RuntimeError: loss became inf at step 7, giving up", "application", "numerics"),
+        ("[rank1]: FloatingPointError: non-finite gradient in block 3", "application", "numerics"),
+    ],
+)
+def test_an_exception_is_of_whoever_raised_it(line, domain, component):
+    said = recognise(line)
+    assert (str(said.domain), said.component) == (domain, component)

@@ -76,3 +76,12 @@ def test_the_node_whose_driver_differs():
         facts += facts_of_text(text.splitlines(), node=f"n{n}", name="versions")
     (seen,) = compare_facts(facts)
     assert (seen.node, seen.component) == ("n4", "configuration")
+
+
+def test_a_port_switched_off_everywhere_is_no_fault_but_one_off_alone_is():
+    off = "CA 'mlx5_6'\n\tPort 1:\n\t\tState: Down\n\t\tPhysical state: Disabled\n"
+    on = "CA 'mlx5_6'\n\tPort 1:\n\t\tState: Active\n\t\tPhysical state: LinkUp\n"
+    first = facts_of_text(off.splitlines(), name="ibstat", node="n1")
+    other = facts_of_text(on.splitlines(), name="ibstat", node="n2")
+    assert {(o.role, o.strength) for o in compare_facts(first)} == {("symptom", 0.3)}
+    assert any(o.role == "root" for o in compare_facts([*first, *other]) if o.node == "n1")

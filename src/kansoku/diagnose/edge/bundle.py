@@ -338,6 +338,17 @@ def _is_run(folder: Path) -> bool:
     return (folder / "run.json").is_file() or any(folder.glob("*.ring"))
 
 
+def _bad_link(path: Path, folder: Path) -> str | None:
+    """Return why a link is not followed; None for what may be read."""
+    if not path.is_symlink():
+        return None
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # which of the two depends on Python's version
+        return "a link that leads to itself"
+    return None if inside else "a link out of the folder"
+
+
 def _files(folder: Path, bundle: Bundle) -> Iterator[Path]:
     """Yield the files that belong to no run; note the runs."""
     count = 0
@@ -349,8 +360,9 @@ def _files(folder: Path, bundle: Bundle) -> Iterator[Path]:
         folders.sort()
         for name in sorted(names):
             path = root / name
-            if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-                bundle.skipped.append(f"{path.relative_to(folder)}: a link out of the folder")
+            bad_link = _bad_link(path, folder)
+            if bad_link is not None:
+                bundle.skipped.append(f"{path.relative_to(folder)}: {bad_link}")
                 continue
             count += 1
             if count > _MOST_FILES:
