@@ -1,6 +1,7 @@
 """The fabric controller in the server: who may do what there, and when it is there at all."""
 
 import hashlib
+from dataclasses import replace
 
 import httpx
 import msgspec
@@ -8,7 +9,7 @@ import polars as pl
 import pytest
 
 from kansoku.app.serve import Server, ServeSettings
-from kansoku.app.serve.fabric import Inherited
+from kansoku.app.serve.fabric import Inherited, has_fabric
 from kansoku.catalog import load_cluster
 from kansoku.errors import ConfigurationError
 from kansoku.fabric.messages import Register, RnicAddress
@@ -102,3 +103,10 @@ def test_what_an_earlier_controller_left_open_is_closed_after_three_clear_window
     assert (closed["time_ns"], closed["onset_ns"], closed["severity"]) == (200, 5, "info")
     assert "link:a-b is not at fault any more" in closed["sentence"]
     assert left.judge("clear", 300).is_empty()
+
+
+def test_switches_alone_are_no_fabric_to_watch():
+    cluster = load_cluster("sakuraone-h100")
+    assert has_fabric(cluster)
+    bare = [replace(node, kind=replace(node.kind, nics=())) for node in cluster.nodes]
+    assert not has_fabric(replace(cluster, nodes=tuple(bare)))

@@ -25,7 +25,9 @@ _CLEAR_WINDOWS = 3
 
 def has_fabric(cluster: Cluster | None) -> bool:
     """Return whether a cluster file says which RNIC hangs on which leaf."""
-    return cluster is not None and cluster.fabric is not None and bool(cluster.fabric.leaves)
+    if cluster is None or cluster.fabric is None or not cluster.fabric.leaves:
+        return False
+    return any(node.kind.fabric_nics for node in cluster.nodes)
 
 
 def fabric_service(
