@@ -250,7 +250,12 @@ srun --kill-on-bad-exit=1 bash -c 'PET_NODE_RANK=$SLURM_NODEID exec "$0" "$@"' \
 def _submit(case: PretrainCase, out: Path, options: Sequence[str]) -> tuple[int, str | None]:
     """Submit a case and wait for its end; return exit code and job."""
     script = out / f"{case.name}.sh"
-    script.write_text(sbatch_script(case, out, options), encoding="utf-8")
+    try:
+        script.write_text(sbatch_script(case, out, options), encoding="utf-8")
+    except OSError as error:
+        raise PlatformError(
+            f"cannot be written: {error.strerror or error}", where=str(script), remedy="--out"
+        ) from None
     try:
         answer = subprocess.run(
             ["sbatch", "--wait", "--parsable", "-o", str(out / f"{case.name}.out"), str(script)],
@@ -258,6 +263,12 @@ def _submit(case: PretrainCase, out: Path, options: Sequence[str]) -> tuple[int,
         )  # fmt: skip
     except FileNotFoundError:
         raise PlatformError("no sbatch here", remedy="run where Slurm's commands are") from None
+    except KeyboardInterrupt:
+        raise PlatformError(
+            "interrupted while waiting; the job goes on in Slurm",
+            where=case.name,
+            remedy="scancel --me --name=kansoku-bench ends it; bench score reads its log",
+        ) from None
     job = answer.stdout.strip().partition(";")[0]
     if not job:
         raise PlatformError(

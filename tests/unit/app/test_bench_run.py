@@ -100,3 +100,12 @@ def test_the_first_failure_is_an_error(ran, tmp_path):
     ran[1]["n1x2-b16"] = "no log"
     with pytest.raises(PlatformError, match="wrote no log"):
         bench.bench_run([case(2), case(4)], out=tmp_path)
+
+
+def test_ctrl_c_while_slurm_works_says_how_to_end_the_job(monkeypatch, tmp_path):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("subprocess.run", interrupted)
+    with pytest.raises(PlatformError, match=r"goes on in Slurm .*scancel --me"):
+        bench.bench_run([case(2, 16, 2)], out=tmp_path, sbatch=[])
