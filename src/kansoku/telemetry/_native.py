@@ -10,11 +10,6 @@ and the grouping by keys take 1.1.
 
 import ctypes
 import functools
-import logging
-import shutil
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,15 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kansoku.formats.edge.compiled import temporary_library
 from kansoku.telemetry._bulk_spans import SpanFields
 from kansoku.telemetry._texts import Ints, Spots, distinct, words_of
 
 __all__ = ["SpansRead", "library", "read_spans"]
 
-_log = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("span_reader.c")
-_COMPILERS = ("cc", "gcc", "clang")
-_LONGEST_S = 30
 _KEYS, _COLUMNS = 256, 12
 _NAME, _TRACE_ID, _SPAN_ID, _PARENT_ID, _START, _END, _KIND, _FAILED = 0, 2, 4, 6, 8, 9, 10, 11
 
@@ -49,19 +42,8 @@ class SpansRead:
 @functools.cache
 def library() -> Any:
     """Return the loaded reader, or None where it cannot be made."""
-    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
-    if compiler is None or sys.byteorder != "little":
-        return None
-    try:
-        with tempfile.TemporaryDirectory(prefix="kansoku-spans-") as folder:
-            target = Path(folder) / "span_reader.so"
-            subprocess.run(
-                [compiler, "-O2", "-w", "-shared", "-fPIC", "-o", str(target), str(_SOURCE)],
-                check=True, capture_output=True, timeout=_LONGEST_S,
-            )  # fmt: skip
-            loaded = ctypes.CDLL(str(target))
-    except (OSError, subprocess.SubprocessError) as error:
-        _log.info("spans are read without the compiled reader: %s", error)
+    loaded = temporary_library(_SOURCE)
+    if loaded is None:
         return None
     array, size = ctypes.c_void_p, ctypes.c_int64
     loaded.span_reader_measure.argtypes = [array, size, array, array]

@@ -128,7 +128,7 @@ def test_more_keys_than_fit_are_left_to_the_general_reader():
 
 
 def test_without_a_compiler_the_general_reader_reads(monkeypatch):
-    monkeypatch.setattr(_native.shutil, "which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
     _native.library.cache_clear()
     try:
         payload = body(1)

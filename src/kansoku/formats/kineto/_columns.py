@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
@@ -27,11 +27,22 @@ from kansoku.formats.kineto._scan import Piece
 __all__ = [
     "COLUMNS",
     "DETAILS",
+    "DEVICE",
+    "IDLE_CALLS",
+    "KEPT_CATEGORIES",
+    "KINDS",
     "NO_ID",
     "Batch",
+    "Codes",
     "CollectiveArguments",
+    "DeviceLanes",
+    "Notes",
+    "endless",
+    "host_edges",
     "read_paired",
     "read_piece",
+    "refined",
+    "sums_of",
 ]
 
 NO_ID = np.iinfo(np.int64).min
@@ -50,7 +61,7 @@ COLUMNS: dict[str, Any] = {
 DETAILS = ("bytes", "collective", "sequence")
 """What few rows have: kept for those alone."""
 
-_KEPT_CATEGORIES = frozenset(
+KEPT_CATEGORIES = frozenset(
     {
         RowKind.COMPUTE,
         RowKind.MEMCPY,
@@ -62,7 +73,7 @@ _KEPT_CATEGORIES = frozenset(
         RowKind.HOST_COLLECTIVE,
     }
 )
-_DEVICE = frozenset(
+DEVICE = frozenset(
     {
         RowKind.COMPUTE,
         RowKind.MEMCPY,
@@ -115,7 +126,7 @@ class Batch:
     offset: int = 0
 
 
-class _Codes(dict[Any, int]):
+class Codes(dict[Any, int]):
     """Value to code in order of appearance; a plain lookup once a value is known."""
 
     def __missing__(self, value: Any) -> int:
@@ -146,8 +157,8 @@ _THREE_DECIMALS = re.compile(rb"(?:[1-3]?\d{1,15}\.\d{3}(?: |$))++")
 _LONG_STAMP = re.compile(rb"\"ts\"\s*:\s*\d{14,}\.\d")
 """Beyond EXACT_LIMIT_US, with a fraction: seen early, it spares decoding a chunk twice."""
 _LOOK_BYTES = 1 << 13
-_KINDS = _Kinds()
-_IDLE_CALLS = _IdleCalls()
+KINDS = _Kinds()
+IDLE_CALLS = _IdleCalls()
 
 
 class _InexactError(Exception):
@@ -200,7 +211,7 @@ def _columns(decoded: Decoded, *, exact: bool) -> Batch:
     operators: list[Any] = []
     python_rows = 0
     for category, group in groups.items():
-        kind = _KINDS[category]
+        kind = KINDS[category]
         if kind is RowKind.OPERATOR:
             operators += group
             used = [event for event in group if event.name == "record_param_comms"]
@@ -208,9 +219,9 @@ def _columns(decoded: Decoded, *, exact: bool) -> Batch:
             python_rows += len(group)
             used = [event for event in group if str(event.name).startswith("nn.Module: ")]
         elif kind is RowKind.LAUNCH:
-            used = [event for event in group if not _IDLE_CALLS[event.name]]
+            used = [event for event in group if not IDLE_CALLS[event.name]]
         else:
-            used = group if kind in _KEPT_CATEGORIES else []
+            used = group if kind in KEPT_CATEGORIES else []
         kept += used
         row_kinds += [kind] * len(used)
     set_aside: Counter[str] = Counter()
@@ -222,7 +233,7 @@ def _columns(decoded: Decoded, *, exact: bool) -> Batch:
         start, duration = start[chosen], duration[chosen]
     sums, op_start, op_end = _operator_sums(operators, set_aside)
     built = _build(kept, row_kinds, start, duration)
-    edges = [op_start, op_end, *_host_edges(built, start, duration)]
+    edges = [op_start, op_end, *host_edges(built[0]["kind"], start, duration)]
     known = [edge for edge in edges if edge is not None]
     return Batch(
         columns=built[0],
@@ -253,10 +264,10 @@ _Built = tuple[
 ]
 
 
-def _host_edges(
-    built: _Built, start: NDArray[np.int64], duration: NDArray[np.int64]
+def host_edges(
+    kind: NDArray[np.uint8], start: NDArray[np.int64], duration: NDArray[np.int64]
 ) -> tuple[int | None, int | None]:
-    kind = built[0]["kind"]
+    """Return the first start and the last end of the host's rows, ns."""
     host = (kind == RowKind.LAUNCH) | (kind == RowKind.ANNOTATION) | (kind >= RowKind.MODULE)
     host &= start > 0
     if not host.any():
@@ -271,14 +282,23 @@ def _stamps(
     duration = _to_ns([event.dur for event in events])
     no_stamp = (start == NO_ID) | (duration == NO_ID)
     negative = ~no_stamp & (duration < 0)
-    endless = ~no_stamp & (duration > _LONGEST_NS)
     if no_stamp.any():
         set_aside["no readable stamp"] += int(no_stamp.sum())
     if negative.any():
         set_aside["negative duration"] += int(negative.sum())
-    if endless.any():
-        set_aside["longer than ten days"] += int(endless.sum())
-    return start, duration, ~(no_stamp | negative | endless)
+    return (
+        start,
+        duration,
+        ~(no_stamp | negative | endless(np.where(no_stamp, 0, duration), set_aside)),
+    )
+
+
+def endless(duration: NDArray[np.int64], set_aside: Counter[str]) -> NDArray[np.bool_]:
+    """Return which durations no call has, and count them."""
+    found: NDArray[np.bool_] = duration > _LONGEST_NS
+    if found.any():
+        set_aside["longer than ten days"] += int(found.sum())
+    return found
 
 
 def _to_ns(values: list[Any]) -> NDArray[np.int64]:
@@ -331,10 +351,20 @@ def _operator_sums(
     if not operators:
         return {}, None, None
     start, duration, valid = _stamps(operators, set_aside)
-    names = _Codes()
+    names = Codes()
     codes = np.array([names[event.name] for event in operators], np.int64)
     if not valid.all():
         codes, start, duration = codes[valid], start[valid], duration[valid]
+    return sums_of(names, codes, start, duration)
+
+
+def sums_of(
+    names: Mapping[Any, int],
+    codes: NDArray[Any],
+    start: NDArray[np.int64],
+    duration: NDArray[np.int64],
+) -> tuple[dict[str, tuple[int, int, float]], int | None, int | None]:
+    """Return calls, total and squares by name, and the first start and last end, ns."""
     calls = np.bincount(codes, minlength=len(names))
     total = np.bincount(codes, weights=duration, minlength=len(names))
     squares = np.bincount(codes, weights=duration.astype(np.float64) ** 2, minlength=len(names))
@@ -356,15 +386,15 @@ def _build(
     duration: NDArray[np.int64],
 ) -> _Built:
     size = len(events)
-    names, lanes, shapes = _Codes(), _Codes(), _Codes()
-    device_lanes = _DeviceLanes(lanes)
+    names, lanes, shapes = Codes(), Codes(), Codes()
+    device_lanes = DeviceLanes(lanes)
     name = np.array([names[event.name] for event in events], np.int32)
     arguments = [event.args for event in events]
     category = np.array(categories, np.uint8)
     lane = np.array(
         [
             lanes[(event.pid, event.tid, None)]
-            if kind not in _DEVICE
+            if kind not in DEVICE
             else device_lanes[(event.pid, event.tid, None, None)]
             if args is None
             else device_lanes[(event.pid, event.tid, args.device, args.stream)]
@@ -373,52 +403,72 @@ def _build(
         np.int32,
     )
     correlation = _ids([None if args is None else args.correlation for args in arguments])
-    found: dict[str, tuple[list[int], list[int]]] = {name: ([], []) for name in DETAILS}
-
-    def note(detail: str, row: int, value: int) -> None:
-        found[detail][0].append(row)
-        found[detail][1].append(value)
-
+    noted = Notes()
     said = np.zeros(size, bool)
     for row, args in enumerate(arguments):
         if args is None:
             continue
         length = args.bytes if args.bytes is not None else args.size
         if length is not None and (count := _count(length)) != NO_ID:
-            note("bytes", row, count)
-        if args.collective is None and args.group is None:
-            continue
+            noted.add("bytes", row, count)
         said[row] = args.collective is not None
-        note("collective", row, shapes[_collective(args)])
-        if (number := _whole(args.sequence)) is not None and 0 <= number < 1 << 31:
-            note("sequence", row, number)
+        noted.collective(row, args, shapes)
     columns: dict[str, NDArray[Any]] = {
-        "kind": _refined(category, name, said, list(names)),
+        "kind": refined(category, name, said, list(names)),
         "name": name,
         "lane": lane,
         "start_ns": start,
         "duration_ns": duration,
         "correlation": correlation,
     }
-    details = {
-        name: (np.array(rows, np.int64), np.array(values, np.int64))
-        for name, (rows, values) in found.items()
-    }
     places = [(str(pid), str(tid), device) for pid, tid, device in lanes]
-    return columns, details, [str(value) for value in names], places, list(shapes)
+    return columns, noted.arrays(), [str(value) for value in names], places, list(shapes)
 
 
-def _refined(
+class Notes(dict[str, tuple[list[int], list[int]]]):
+    """Details as they are found: rows, ascending, and their values."""
+
+    def __init__(self) -> None:
+        super().__init__((name, ([], [])) for name in DETAILS)
+
+    def add(self, detail: str, row: int, value: int) -> None:
+        self[detail][0].append(row)
+        self[detail][1].append(value)
+
+    def collective(self, row: int, args: Any, shapes: Codes) -> None:
+        """Note what the arguments of a row say of a collective, if they are of one."""
+        if args.collective is None and args.group is None:
+            return
+        self.add("collective", row, shapes[_collective(args)])
+        if (number := _whole(args.sequence)) is not None and 0 <= number < 1 << 31:
+            self.add("sequence", row, number)
+
+    def arrays(self) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Return rows and values of each detail."""
+        return {
+            name: (np.array(rows, np.int64), np.array(values, np.int64))
+            for name, (rows, values) in self.items()
+        }
+
+
+def refined(
     category: NDArray[np.uint8], name: NDArray[np.int32], said: NDArray[np.bool_], names: list[Any]
 ) -> NDArray[np.uint8]:
     """Apply the name rules once per distinct (category, arguments, name)."""
+    if not len(name):
+        return category
     keys = (name.astype(np.int64) << 8) | (category.astype(np.int64) << 1) | said
-    unique, inverse = np.unique(keys, return_inverse=True)
-    kinds = [
+    # Counting beats np.unique, which sorts.
+    seen = np.zeros(len(names) << 8, bool)
+    seen[keys] = True
+    unique = np.flatnonzero(seen)
+    kinds = np.zeros(len(seen), np.uint8)
+    kinds[unique] = [
         _refine(RowKind((key >> 1) & 0x7F), str(names[key >> 8]), said=bool(key & 1))
         for key in unique.tolist()
     ]
-    return np.array(kinds, np.uint8)[inverse] if kinds else category
+    found: NDArray[np.uint8] = kinds[keys]
+    return found
 
 
 @lru_cache(maxsize=1 << 16)
@@ -444,10 +494,10 @@ def _device_lane(pid: Any, thread: Any, device: Any, stream: Any) -> tuple[Any, 
     return (pid, thread if stream is None else stream, -1 if index is None else index)
 
 
-class _DeviceLanes(dict[Any, int]):
+class DeviceLanes(dict[Any, int]):
     """Process, thread, device and stream as the events say them to the code of their lane."""
 
-    def __init__(self, lanes: _Codes) -> None:
+    def __init__(self, lanes: Codes) -> None:
         super().__init__()
         self._lanes = lanes
 

@@ -27,6 +27,7 @@ __all__ = [
     "End",
     "Event",
     "FullEvent",
+    "cut_tail",
     "decode",
     "nanoseconds",
 ]
@@ -177,7 +178,7 @@ def decode(piece: Piece, *, exact: bool = False, full: bool = False) -> Decoded:
     out = Decoded(events=[], rows=0, damage=Damage(), tail=None)
     data = piece.data
     if piece.last:
-        data, out.tail = _cut_tail(data)
+        data, out.tail = cut_tail(data)
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -188,7 +189,7 @@ def decode(piece: Piece, *, exact: bool = False, full: bool = False) -> Decoded:
     return out
 
 
-def _cut_tail(data: bytes) -> tuple[bytes, str | None]:
+def cut_tail(data: bytes) -> tuple[bytes, str | None]:
     """Split the last chunk at the end of the array, if that is plain to see."""
     stripped = data.lstrip()
     if stripped.startswith(b"]"):

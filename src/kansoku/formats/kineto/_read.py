@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from kansoku.catalog.kernels import RowKind
 from kansoku.formats.kineto._columns import COLUMNS, DETAILS, NO_ID, Batch, read_paired, read_piece
+from kansoku.formats.kineto._compiled import Scan, columns_of, library, scan
 from kansoku.formats.kineto._events import Damage
 from kansoku.formats.kineto._header import rank_from_name, read_metadata
 from kansoku.formats.kineto._pairs import Edge, pair
@@ -23,6 +25,7 @@ from kansoku.formats.kineto._trace import Detail, KinetoTrace
 __all__ = ["read_trace"]
 
 _GROWTH_ROWS = 1 << 16
+_GZIP_RATIO = 10
 _AHEAD = 4
 """Chunks in flight to other processes: enough to keep two cores busy, few enough for memory."""
 
@@ -40,6 +43,7 @@ def read_trace(
     (inflated) of each chunk done. Raises InputError where the file is no trace at all.
     """
     problems: list[str] = []
+    reader = library(_inflated_bytes(source))
     size = CHUNK_BYTES if executor is None else POOL_CHUNK_BYTES
     pieces = split(read_blocks(source, problems), chunk_bytes=size)
     try:
@@ -50,7 +54,11 @@ def read_trace(
     merger = _Merger()
     # Processes of this machine read plain files themselves: pipes would cost as much as decoding.
     path = source.path if _is_local_pool(executor) and is_plain(source) else None
-    for batch in _batches(pieces, executor, progress, merger, path):
+    if executor is None and reader is not None:
+        batches = _scanned(pieces, reader, progress, merger)
+    else:
+        batches = _batches(pieces, executor, progress, merger, path)
+    for batch in batches:
         merger.add(batch)
     return merger.finish(source, header, problems, rank)
 
@@ -62,6 +70,11 @@ def _is_local_pool(executor: Executor | None) -> bool:
     from concurrent.futures import ProcessPoolExecutor
 
     return isinstance(executor, ProcessPoolExecutor)
+
+
+def _inflated_bytes(source: Source) -> int:
+    """Return about how many bytes of text a source holds."""
+    return source.size_bytes * (_GZIP_RATIO if source.file_name.endswith(".gz") else 1)
 
 
 def _name_file(error: Exception, source: Source) -> None:
@@ -83,19 +96,17 @@ def _batches(
         if progress is not None:
             progress(size)
 
-    for number, piece in enumerate(pieces):
-        if piece.kind == "headless":
-            merger.problems.append("the beginning of the file is missing: its facts are unknown")
+    for number, piece in enumerate(_noted(pieces, merger)):
         # The first chunk tells whether stamps need exact reading, and starts no process.
         if executor is None or number == 0:
-            batch = read_piece(piece, exact=exact)
+            batch = _read_any(piece, exact=exact)
             exact = batch.exact
             yield batch
             done(len(piece.data))
             continue
         size = len(piece.data)
         if path is None:
-            waiting.append((executor.submit(read_piece, piece, exact=exact), size))
+            waiting.append((executor.submit(_read_any, piece, exact=exact), size))
         else:
             hollow = replace(piece, data=b"")
             work = partial(_read_stretch, path, size, exact=exact)
@@ -109,9 +120,66 @@ def _batches(
         done(size)
 
 
+def _noted(pieces: Iterator[Piece], merger: "_Merger") -> Iterator[Piece]:
+    for piece in pieces:
+        if piece.kind == "headless":
+            merger.problems.append("the beginning of the file is missing: its facts are unknown")
+        yield piece
+
+
+def _scanned(
+    pieces: Iterator[Piece],
+    reader: Any,
+    progress: Callable[[int], None] | None,
+    merger: "_Merger",
+) -> Iterator[Batch]:
+    """Yield the batches of pieces that another thread scans while this one makes columns."""
+    exact = False
+    waiting: deque[tuple[Piece, Future[Scan | None] | None]] = deque()
+
+    def take() -> Batch:
+        nonlocal exact
+        piece, future = waiting.popleft()
+        found = scan(piece, reader) if future is None else future.result()
+        batch = _columns_or_general(piece, found, exact=exact)
+        exact = batch.exact
+        if progress is not None:
+            progress(len(piece.data))
+        return batch
+
+    with ExitStack() as stack:
+        thread: Executor | None = None
+        for piece in _noted(pieces, merger):
+            if thread is None and not piece.last:  # one piece alone needs no thread
+                # Here, not above: small files do without.
+                from concurrent.futures import ThreadPoolExecutor
+
+                thread = stack.enter_context(ThreadPoolExecutor(1))
+            waiting.append((piece, None if thread is None else thread.submit(scan, piece, reader)))
+            if len(waiting) > 1:
+                yield take()
+        while waiting:
+            yield take()
+
+
+def _read_any(piece: Piece, *, exact: bool) -> Batch:
+    """Read a piece in any process, by the compiled reader where there is one."""
+    reader = library(0)
+    found = None if reader is None else scan(piece, reader)
+    return _columns_or_general(piece, found, exact=exact)
+
+
+def _columns_or_general(piece: Piece, found: Scan | None, *, exact: bool) -> Batch:
+    batch = None if found is None else columns_of(found, exact=exact)
+    if batch is None:
+        return read_piece(piece, exact=exact)
+    batch.offset = piece.offset
+    return batch
+
+
 def _read_stretch(path: Path, size: int, piece: Piece, *, exact: bool) -> Batch:
     data = read_stretch(path, piece.offset, size)
-    return read_piece(replace(piece, data=data), exact=exact)
+    return _read_any(replace(piece, data=data), exact=exact)
 
 
 class _Column:

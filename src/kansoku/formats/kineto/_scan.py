@@ -88,6 +88,16 @@ def split(blocks: Iterable[bytes], *, chunk_bytes: int = CHUNK_BYTES) -> Iterato
         size += len(block)
         if size < wanted:
             continue
+        if (place := last_seam(block)) is not None:  # as a rule: what is kept is copied once
+            rest[-1] = block[:place]
+            data = b"".join(rest)
+            yield Piece(kind=kind, data=data, offset=offset)
+            kind = "events"
+            rest = [block[place:]]
+            offset += len(data)
+            size -= len(data)
+            wanted = chunk_bytes
+            continue
         data = b"".join(rest)
         cut = last_seam(data)
         if cut is None and size < _PIECE_LIMIT_BYTES:

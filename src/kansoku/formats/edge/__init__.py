@@ -1,0 +1,1 @@
+"""Effects of the readers: parts of them that this machine compiles."""
