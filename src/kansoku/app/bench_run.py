@@ -267,7 +267,7 @@ def _submit(case: PretrainCase, out: Path, options: Sequence[str]) -> tuple[int,
         raise PlatformError(
             "interrupted while waiting; the job goes on in Slurm",
             where=case.name,
-            remedy="scancel --me --name=kansoku-bench ends it; bench score reads its log",
+            remedy="scancel --user=$USER --name=kansoku-bench ends it; bench score reads its log",
         ) from None
     job = answer.stdout.strip().partition(";")[0]
     if not job:

@@ -107,5 +107,5 @@ def test_ctrl_c_while_slurm_works_says_how_to_end_the_job(monkeypatch, tmp_path)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("subprocess.run", interrupted)
-    with pytest.raises(PlatformError, match=r"goes on in Slurm .*scancel --me"):
+    with pytest.raises(PlatformError, match=r"goes on in Slurm .*scancel --user="):
         bench.bench_run([case(2, 16, 2)], out=tmp_path, sbatch=[])

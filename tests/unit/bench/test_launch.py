@@ -39,6 +39,33 @@ def test_the_first_error_is_told_in_one_line(tmp_path):
     assert caught.value.remedy
 
 
+KILLED = """E1130 failed (exitcode: -9) local_rank: 0 (pid: 7) of binary: python
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+  traceback : Signal 9 (SIGKILL) received by PID 7
+============================================================
+"""
+ABORTED = """terminate called after throwing an instance of 'gloo::IoException'
+  what():  [gloo/transport/tcp/pair.cc:534] Connection closed by peer
+============================================================
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (KILLED, "ended with 1: Signal 9 (SIGKILL) received by PID 7 ("),
+        (ABORTED, "ended with 1: [gloo/transport/tcp/pair.cc:534] Connection closed by peer ("),
+        ("usage\n=====\n", "ended with 1: usage ("),
+        ("", "ended with 1: no output ("),
+    ],
+)
+def test_ranks_that_name_no_error(tmp_path, output, words):
+    launcher = script(tmp_path, f"import sys\nsys.stderr.write({output!r})\nsys.exit(1)\n")
+    with pytest.raises(PlatformError) as caught:
+        launch_ranks("x", [], ranks=2, timeout_s=30, launcher=launcher)
+    assert words in str(caught.value)
+
+
 def test_a_launcher_that_is_not_there(tmp_path):
     with pytest.raises(PlatformError, match=r"No such file or directory .*--launcher"):
         launch_ranks("x", [], ranks=2, timeout_s=30, launcher=[str(tmp_path / "srun")])

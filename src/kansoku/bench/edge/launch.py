@@ -65,11 +65,17 @@ def _terminated_like_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+# What a rank says that C++ ended, and how torchrun tells of one that died without a word.
+_OTHER_WORDS = (re.compile(r"what\(\):\s*(.+)"), re.compile(r"(Signal \d+ \(\w+\).*)"))
+
+
 def _last_words(output: str) -> str:
-    """Return the line that names the first error, else the last line."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    """Return the line that names the first error, else the last line with a word in it."""
+    lines = [line.strip() for line in output.splitlines() if re.search(r"\w", line)]
     found = (match[1] for line in lines if (match := _ERROR_LINE.match(line)))
     words = next((text for text in found if "ChildFailedError" not in text), None)
+    for pattern in _OTHER_WORDS:
+        words = words or next((m[1] for line in lines if (m := pattern.search(line))), None)
     return (words or (lines[-1] if lines else "no output"))[:_LONGEST_WORDS]
 
 
