@@ -4,7 +4,7 @@ import os
 import time
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +171,8 @@ class Driver:
     job's own output is read."""
     checkpoints: Path | None = None
     """Where the job keeps its checkpoints: those that are not whole are set aside."""
+    ways: Mapping[str, Any] = field(default_factory=dict)
+    """How the above was told; kept with each response that begins."""
     now_ns: Callable[[], int] = time.time_ns
     sleep: Callable[[float], None] = time.sleep
     say: Callable[[str], None] = lambda _text: None
@@ -234,6 +236,7 @@ class Driver:
             reason=target.reason,
             begun_ns=now,
             changed_ns=now,
+            ways=dict(self.ways),
         )
 
     def begin(self, target: Target) -> Response:
@@ -244,7 +247,7 @@ class Driver:
         with self.journal.owned():
             for response in self.journal.unfinished():
                 if (response.node, response.job) == (target.node, target.job):
-                    return self._drive(response)
+                    return self.drive(response)
             refusal = self.check(target)
             if refusal is not None:
                 self.journal.audit(
@@ -258,14 +261,21 @@ class Driver:
             begun = (*breaker.begun_ns, response.begun_ns)[-100:]
             self.journal.save_breaker(replace(breaker, begun_ns=begun))
             self.journal.save(response)
-            return self._drive(response)
+            return self.drive(response)
 
-    def resume(self) -> list[Response]:
-        """Take up every response that somebody began and did not end."""
+    def resume(self, driver_of: Callable[[Response], "Driver"] | None = None) -> list[Response]:
+        """Take up every response that somebody began and did not end.
+
+        ``driver_of`` returns who works by the ways of that response; else this driver does.
+        """
         with self.journal.owned():
-            return [self._drive(response) for response in self.journal.unfinished()]
+            return [
+                (driver_of(response) if driver_of else self).drive(response)
+                for response in self.journal.unfinished()
+            ]
 
-    def _drive(self, response: Response) -> Response:
+    def drive(self, response: Response) -> Response:
+        """Do one deed after the other until the response is over."""
         while response.state not in FINAL:
             deed = next_deed(response, self._nodes(), self.policy)
             if deed is None:

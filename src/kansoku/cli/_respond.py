@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from kansoku.app.respond import (
 )
 from kansoku.cli._output import emit
 from kansoku.diagnose.life import lives_of
-from kansoku.diagnose.response import State
+from kansoku.diagnose.response import Response, State
 from kansoku.errors import InputError
 from kansoku.view import Facts, Sentence, Tone, View
 
@@ -66,9 +67,9 @@ def act(driver: Driver, target: Target, *, dry_run: bool, as_json: bool) -> int:
     return int(done[0].state is State.ESCALATED)
 
 
-def resume(driver: Driver, *, as_json: bool) -> int:
-    """Take up what was interrupted."""
-    done = driver.resume()
+def resume(driver: Driver, driver_of: Callable[[Response], Driver], *, as_json: bool) -> int:
+    """Take up what was interrupted, each by the ways that it was begun with."""
+    done = driver.resume(driver_of)
     emit(respond_json(done), respond_view(done), as_json=as_json)
     return int(any(response.state is State.ESCALATED for response in done))
 

@@ -1,6 +1,5 @@
 """Drain a bad node, put a reserved one in, requeue the job; a dry run unless told."""
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -64,28 +63,25 @@ def command(
     as_json: JsonFlag = False,
 ) -> None:
     """Respond to an incident. Exit 1 if the response was refused or escalated."""
-    from kansoku.app.respond import Driver, progress_of_path, read_policy
+    from kansoku.app.respond_ways import Ways
     from kansoku.app.store import default_store
     from kansoku.catalog import load_cluster
     from kansoku.cli import _respond
-    from kansoku.diagnose.edge.cluster import SlurmControl
     from kansoku.diagnose.edge.journal import Journal
 
     reserved = set(spare or ())
     if cluster is not None:
         reserved |= {n.name for n in load_cluster(cluster).nodes if n.reserved}
-    driver = Driver(
-        control=SlurmControl(
-            reserved=frozenset(reserved),
-            check=shlex.join(shlex.split(check)),
-            reservation=reservation,
-        ),
-        journal=Journal(state or default_store() / "respond"),
-        policy=read_policy(policy),
-        progress=(lambda _job: progress_of_path(progress)) if progress else None,
-        checkpoints=checkpoints,
-        say=_respond.say,
+    ways = Ways(
+        spares=tuple(sorted(reserved)),
+        reservation=reservation,
+        check=check,
+        progress=_absolute(progress),
+        checkpoints=_absolute(checkpoints),
+        policy=_absolute(policy),
     )
+    journal = Journal(state or default_store() / "respond")
+    driver = ways.driver(journal, _respond.say)
     if status or clear:
         code = _respond.status(driver, clear=clear, as_json=as_json)
     elif evidence is not None:
@@ -93,8 +89,17 @@ def command(
     elif mark is not None:
         code = _respond.mark(driver, node, mark, reason, dry_run=dry_run, as_json=as_json)
     elif resume:
-        code = _respond.resume(driver, as_json=as_json)
+        code = _respond.resume(
+            driver,
+            lambda begun: ways.over(begun.ways).driver(journal, _respond.say),
+            as_json=as_json,
+        )
     else:
         target = _respond.target(incident, node, slurm_job, reason)
         code = _respond.act(driver, target, dry_run=dry_run, as_json=as_json)
     raise typer.Exit(code)
+
+
+def _absolute(path: Path | None) -> str | None:
+    """Return a path that holds wherever the response is taken up."""
+    return str(path.absolute()) if path is not None else None

@@ -17,7 +17,7 @@ requeued   wait for progress                recovered   escalated
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -140,6 +140,8 @@ class Response:
     note: str = ""
     resumes_from: str | None = None
     """The last complete checkpoint when the job was requeued; None where no folder was named."""
+    ways: dict[str, Any] = field(default_factory=dict)
+    """The options that it was begun with: reserved nodes, check, folders, limits."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for the state file."""

@@ -3,6 +3,8 @@
 import itertools
 import os
 import zipfile
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,8 @@ from kansoku.app.respond import (
     target_of_incident,
 )
 from kansoku.app.respond_life import mark
+from kansoku.app.respond_ways import CHECK, Ways
+from kansoku.cli import respond as cli
 from kansoku.diagnose.edge.cluster import JobFacts
 from kansoku.diagnose.edge.journal import Journal
 from kansoku.diagnose.life import Stage, lives_of
@@ -503,3 +507,28 @@ def test_a_dry_run_of_a_mark_moves_nothing(tmp_path):
     said = mark(one, "n2", Stage.REPAIRED, "x", dry_run=True)
     assert (said.sentence, said.refusal) == ("note that n2 was repaired: x", None)
     assert lives_of(one.journal.lives())["n2"].stage is Stage.SERVICED_OUT
+
+
+def test_who_takes_it_up_need_not_repeat_the_options(tmp_path):
+    """Killed at the drain; taken up with --resume alone it finds the same spare and limits."""
+    ways = Ways(spares=("s1",), check="true", checkpoints="/ckpt/a", policy="/etc/limits.toml")
+    begun = replace(driver(tmp_path, FakeCluster(die_at=1)), ways=asdict(ways))
+    with pytest.raises(Killed):
+        begun.begin(TARGET)
+    found = []
+
+    def driver_of(response):
+        found.append(Ways().over(response.ways))
+        return driver(tmp_path, FakeCluster())
+
+    (response,) = driver(tmp_path, FakeCluster()).resume(driver_of)
+    assert found == [ways]
+    assert response.state is State.RECOVERED
+
+
+def test_an_option_given_anew_wins_over_what_was_kept():
+    kept = asdict(Ways(spares=("s1",), check="old", progress="/a"))
+    now = Ways(spares=("s2", "s3")).over(kept)
+    assert (now.spares, now.check, now.progress) == (("s2", "s3"), "old", "/a")
+    assert Ways().over({}) == Ways(check=CHECK)
+    assert f'"{CHECK}"' in Path(cli.__file__).read_text()
