@@ -30,7 +30,7 @@ LEAN = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-_PATHS = ("switches_file", "ring_folder")
+_PATHS = ("switches_file", "ring_folder", "samples_folder")
 
 
 def replace_process(settings: AgentSettings, *, to: str, protocol: str, spool: Path | None) -> None:

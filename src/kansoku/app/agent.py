@@ -6,16 +6,18 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import polars as pl
 
 from kansoku.app.agent_bursts import BurstCollector
+from kansoku.app.agent_resources import NodeSampling, SamplingPolicy
 from kansoku.app.agent_rings import RingFollower
+from kansoku.app.resources import sampling_interval_s
 from kansoku.catalog.metrics import metrics
-from kansoku.errors import KansokuError
+from kansoku.errors import ConfigurationError, KansokuError
 from kansoku.node import CollectorStatus, Host, Round, Rounds, Sample, labels, load_collectors
 from kansoku.node.edge.machine import Machine
 from kansoku.node.rows import SeriesText, event_rows, sample_rows
@@ -57,6 +59,10 @@ class AgentSettings:
     """Where the capture rings of jobs are; None to leave them alone."""
     sample_every: int = 100
     """Send the full spans of each so many steps of a rank."""
+    samples_folder: Path | None = None
+    """While a recorded job runs, sample this node fast into here and join that with its steps."""
+    sampling_interval_s: float = 0.05
+    """Time between those samples, 0.01 or more."""
     profile_to: str | None = None
     """Pyroscope address; py-spy profiles of the ranks on this node go there."""
     burst_interval_s: float | None = None
@@ -97,8 +103,21 @@ class Agent:
         }
         collectors = load_collectors(settings.only, settings=given)
         self._rounds = Rounds(collectors, self.host, monotonic_ns=monotonic_ns)
+        self._sampling = (
+            NodeSampling(
+                settings.samples_folder,
+                node=self.host.name,
+                policy=SamplingPolicy(interval_s=settings.sampling_interval_s),
+            )
+            if settings.samples_folder is not None
+            else None
+        )
         self._rings = (
-            RingFollower(settings.ring_folder, sample_every=settings.sample_every)
+            RingFollower(
+                settings.ring_folder,
+                sample_every=settings.sample_every,
+                sampling=self._sampling,
+            )
             if settings.ring_folder is not None and not settings.only
             else None
         )
@@ -184,6 +203,8 @@ class Agent:
         """Close the collectors."""
         if self._bursts is not None:
             self._bursts.close()
+        if self._sampling is not None:
+            self._sampling.close()
         self._rounds.close()
 
 
@@ -245,7 +266,10 @@ def run_agent(
     stop: threading.Event | None = None,
     after_round: Callable[[Agent], None] = lambda _: None,
 ) -> None:
-    """Run until ``stop``; rows wait in ``spool`` while ``to`` does not answer."""
+    """Run until ``stop``; rows wait in ``spool`` while ``to`` does not answer.
+
+    Fast samples stand beside the spool; ``KANSOKU_SAMPLING_MS`` says how often, 0 for none.
+    """
     from kansoku.telemetry import Exporter, MetricInfo
 
     known = metrics()
@@ -256,12 +280,13 @@ def run_agent(
             return None
         return MetricInfo(unit=entry.unit, kind=entry.kind.value, description=entry.meaning)
 
-    agent = Agent(settings)
+    spool = spool or default_spool()
+    agent = Agent(_with_sampling(settings, spool))
     exporter = Exporter(
         to,
         protocol=protocol,
         token=token,
-        spool=spool or default_spool(),
+        spool=spool,
         resource={"host.name": agent.host.name, "service.name": "kansoku-agent"},
         describe=describe,
     )
@@ -270,6 +295,19 @@ def run_agent(
     finally:
         agent.close()
         exporter.close()
+
+
+def _with_sampling(settings: AgentSettings, spool: Path) -> AgentSettings:
+    try:
+        interval_s = sampling_interval_s()
+    except ValueError:
+        raise ConfigurationError(
+            "KANSOKU_SAMPLING_MS is no number", remedy="milliseconds, 10 or more; 0 for none"
+        ) from None
+    if interval_s <= 0 or settings.samples_folder is not None:
+        return settings
+    folder = spool.with_name(f"{spool.name}-samples")
+    return replace(settings, samples_folder=folder, sampling_interval_s=interval_s)
 
 
 def agent_once(settings: AgentSettings) -> tuple[dict[str, Any], View]:

@@ -5,16 +5,22 @@ steps that took twice their rank's median; the rest stays in the ring and the ru
 """
 
 import logging
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 import polars as pl
 
+from kansoku.app.agent_resources import NodeSampling, claims_of
 from kansoku.errors import KansokuError
-from kansoku.model import table_schema
+from kansoku.model import RunFacts, table_schema
 from kansoku.node import Sample, labels
+
+if TYPE_CHECKING:
+    from kansoku.formats.run_directory import RunData
 
 __all__ = ["FromRings", "RingFollower"]
 
@@ -40,12 +46,26 @@ class _Rank:
     durations: deque[int] = field(default_factory=lambda: deque(maxlen=_MEMORY_STEPS))
 
 
+@dataclass(slots=True, kw_only=True)
+class _Look:
+    """What one look collects."""
+
+    fresh: list[tuple[RunFacts, pl.DataFrame]] = field(default_factory=list)
+    spans: list[pl.DataFrame] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    held: list[tuple[RunFacts, int | None]] = field(default_factory=list)
+    """Jobs seen and when their processes ended; None while they run."""
+
+
 class RingFollower:
     """Remembers how far each rank was read."""
 
-    def __init__(self, folder: Path, *, sample_every: int = 100) -> None:
-        """Follow the run folders under ``folder``."""
+    def __init__(
+        self, folder: Path, *, sample_every: int = 100, sampling: NodeSampling | None = None
+    ) -> None:
+        """Follow the run folders under ``folder``; ``sampling`` tells what their steps used."""
         self._folder = folder
+        self._sampling = sampling
         self._sample_every = max(sample_every, 1)
         self._ranks: dict[tuple[str, int], _Rank] = {}
         self._seen: dict[Path, tuple[int, ...]] = {}
@@ -60,31 +80,31 @@ class RingFollower:
         try:
             runs = sorted(p for p in self._folder.iterdir() if p.is_dir())[:_MAX_RUNS]
         except OSError:
-            return FromRings()
-        steps: list[pl.DataFrame] = []
-        spans: list[pl.DataFrame] = []
-        samples: list[Sample] = []
+            runs = []
+        look = _Look()
         self._running = []
         for path in runs:
             try:
-                self._read_run(path, steps, spans, samples)
+                self._read_run(path, look)
             except (KansokuError, OSError, ValueError) as error:
                 _log.debug("rings in %s: %s", path, error)
         self._forget({path.name for path in runs})
+        steps = [rows for _, rows in look.fresh]
+        if self._sampling is not None:
+            # The last reading is taken after the last step was seen, so it covers them all.
+            self._sampling.watch(job_runs=bool(self._running))
+            uuids = self._sampling.uuids()
+            claims = [c for job, end in look.held for c in claims_of(job, uuids=uuids, end_ns=end)]
+            steps = self._sampling.join(look.fresh, claims)
+            look.samples += self._sampling.own_samples()
         tables: dict[str, pl.DataFrame] = {}
         if steps:
             tables["steps"] = pl.concat(steps)
-        if spans:
-            tables["spans"] = pl.concat(spans)
-        return FromRings(tables=tables, samples=samples)
+        if look.spans:
+            tables["spans"] = pl.concat(look.spans)
+        return FromRings(tables=tables, samples=look.samples)
 
-    def _read_run(
-        self,
-        path: Path,
-        steps: list[pl.DataFrame],
-        spans: list[pl.DataFrame],
-        samples: list[Sample],
-    ) -> None:
+    def _read_run(self, path: Path, look: _Look) -> None:
         # Imported when a job is recorded here: most rounds of most nodes need none of it.
         from kansoku.formats.run_directory import read_run
         from kansoku.trace.steps import step_rows
@@ -95,19 +115,39 @@ class RingFollower:
         self._running += [(run, p.rank, p.pid) for p in live]
         who = labels(("kansoku.run", run))
         count = float(data.counters["count"].sum() or 0)
-        samples.append(Sample("kansoku.run.ring.records", who, count))
+        look.samples.append(Sample("kansoku.run.ring.records", who, count))
         lost = float(sum(p.lost for p in data.processes))
-        samples.append(Sample("kansoku.run.ring.lost", who, lost))
+        look.samples.append(Sample("kansoku.run.ring.lost", who, lost))
         rows = step_rows(data.spans, facts=data.facts, resources=data.resources)
         rows = rows.filter(pl.col("complete")).select(list(table_schema("steps")))
+        if self._sampling is not None:
+            rows = self._settled(rows, data, look, self._sampling, lives=bool(live))
         fresh = self._fresh(run, rows)
         if fresh.is_empty():
             return
-        steps.append(fresh)
+        look.fresh.append((data.facts, fresh))
         wanted = self._wanted(run, fresh)
         if not wanted.is_empty():
             chosen = data.spans.join(wanted, on=["rank", "step"], how="semi")
-            spans.append(chosen.select(list(table_schema("spans"))))
+            look.spans.append(chosen.select(list(table_schema("spans"))))
+
+    def _settled(
+        self,
+        rows: pl.DataFrame,
+        data: "RunData",
+        look: _Look,
+        sampling: NodeSampling,
+        *,
+        lives: bool,
+    ) -> pl.DataFrame:
+        """Note what the job holds; return the steps that the samples can tell all about."""
+        ends = [p.alive_ns for p in data.processes if p.alive_ns]
+        end_ns = None if lives else max(ends, default=data.facts.start_ns)
+        look.held.append((data.facts, end_ns))
+        until_ns = sampling.settled_ns(time.time_ns()) if lives else None
+        if until_ns is None:
+            return rows
+        return rows.filter(pl.col("start_ns") + pl.col("duration_ns") <= until_ns)
 
     def _fresh(self, run: str, rows: pl.DataFrame) -> pl.DataFrame:
         kept = [

@@ -4,27 +4,38 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from kansoku.app._other_jobs import OtherJobs
 from kansoku.catalog import Cluster
-from kansoku.model import RunFacts
-from kansoku.node.edge.fast import FastSampler, read_samples
+from kansoku.model import RankFacts, RunFacts
+from kansoku.node.edge.fast import FastSampler, LookForOthers, read_samples
 from kansoku.node.edge.machine import Machine
-from kansoku.node.resources import SAMPLES_SCHEMA, Place, ResourceUse, join_resources
+from kansoku.node.gpu_identity import gpu_of_rank
+from kansoku.node.resources import (
+    SAMPLES_SCHEMA,
+    Place,
+    ResourceUse,
+    gpu_uuids,
+    join_resources,
+)
 from kansoku.view import Block, Column, Sentence, Table, Tone
 
 __all__ = [
     "SAMPLES_SCHEMA",
     "ResourceUse",
     "attach_resources",
+    "gpu_of",
+    "places_of",
     "record_resources",
     "resources_answer",
     "resources_blocks",
     "run_samples",
+    "sampling_interval_s",
     "watched_resources",
 ]
 
@@ -32,26 +43,46 @@ _log = logging.getLogger(__name__)
 
 
 def record_resources(
-    folder: Path, *, node: str | None = None, interval_s: float = 0.05
+    folder: Path,
+    *,
+    node: str | None = None,
+    interval_s: float = 0.05,
+    look_for_others: LookForOthers | None = None,
 ) -> FastSampler:
     """Return a sampler to use in ``with`` around a job; it writes into ``folder`` (OUT/NODE).
 
     It runs in a thread of the calling process, not of the job's ranks.
     """
-    return FastSampler(folder, node=node or Machine().name, interval_s=interval_s)
+    return FastSampler(
+        folder,
+        node=node or Machine().name,
+        interval_s=interval_s,
+        look_for_others=look_for_others,
+    )
+
+
+def sampling_interval_s() -> float:
+    """Return the time between samples, by ``KANSOKU_SAMPLING_MS`` (50); 0: none are wanted."""
+    return float(os.environ.get("KANSOKU_SAMPLING_MS", "50")) / 1e3
 
 
 @contextlib.contextmanager
-def watched_resources(folder: Path | None, node: str) -> Iterator[None]:
+def watched_resources(
+    folder: Path | None, node: str, *, rings: Path | None = None
+) -> Iterator[None]:
     """Sample this node fast while the block runs, into ``folder``; whatever fails costs samples.
 
-    ``KANSOKU_SAMPLING_MS`` sets the time between samples (50; 0 switches it off).
+    ``KANSOKU_SAMPLING_MS`` sets the time between samples (50; 0 switches it off). ``rings`` is the
+    folder of the job's own rings: those of other jobs stand beside it.
     """
     sampler = None
     try:
-        interval_ms = float(os.environ.get("KANSOKU_SAMPLING_MS", "50"))
-        if folder is not None and interval_ms > 0:
-            sampler = record_resources(folder, node=node, interval_s=interval_ms / 1e3)
+        interval_s = sampling_interval_s()
+        if folder is not None and interval_s > 0:
+            others = None if rings is None else OtherJobs(rings, environment=os.environ)
+            sampler = record_resources(
+                folder, node=node, interval_s=interval_s, look_for_others=others
+            )
             sampler.start()
     except Exception:  # noqa: BLE001 - the job goes on without us
         _log.warning("no fast samples of this node", exc_info=True)
@@ -68,28 +99,53 @@ def run_samples(run_folder: Path | str) -> pl.DataFrame:
     return read_samples(Path(run_folder))
 
 
-def places_of(facts: RunFacts, *, cluster: Cluster | None = None) -> dict[int, Place]:
-    """Return where each rank ran; with the cluster file, also which NICs are its own."""
-    members = [rank for rank in facts.ranks if rank.rank is not None]
-    on_node = Counter(rank.node for rank in members)
-    on_gpu_of = Counter((rank.node, rank.local_rank) for rank in members)
+def places_of(
+    facts: RunFacts,
+    *,
+    cluster: Cluster | None = None,
+    uuids: Mapping[str, Mapping[str, str]] | None = None,
+    whole_node: bool = False,
+) -> dict[int, Place]:
+    """Return where each rank ran; with the cluster file, also which NICs are its own.
+
+    ``uuids`` are those of each node's GPUs; ``whole_node`` says that the samples were taken
+    outside the job, as the agent does.
+    """
+    members = {rank.rank: rank for rank in facts.ranks if rank.rank is not None}
+    on_node = Counter(rank.node for rank in members.values())
+    gpus = {
+        number: gpu_of(rank, uuids=(uuids or {}).get(rank.node, {}), whole_node=whole_node)
+        for number, rank in members.items()
+    }
+    on_gpu_of = Counter((members[number].node, gpu) for number, (gpu, _) in gpus.items())
     found = {}
-    for rank in facts.ranks:
-        if rank.rank is None:
-            continue
-        on_gpu = rank.device is not None and rank.device != "cpu" and rank.local_rank is not None
+    for number, rank in members.items():
+        gpu, note = gpus[number]
         nics = None
-        if cluster is not None and on_gpu and rank.node in {n.name for n in cluster.nodes}:
-            own = [n.device for n in cluster.node(rank.node).kind.nics if n.gpu == rank.local_rank]
+        if cluster is not None and gpu and rank.node in {n.name for n in cluster.nodes}:
+            index = int(gpu.removeprefix("gpu"))
+            own = [n.device for n in cluster.node(rank.node).kind.nics if n.gpu == index]
             nics = tuple(own) or None
-        found[rank.rank] = Place(
+        found[number] = Place(
             node=rank.node,
-            gpu=f"gpu{rank.local_rank}" if on_gpu else None,
+            gpu=gpu,
             nics=nics,
             share=1 / on_node[rank.node],
-            gpu_share=1 / on_gpu_of[rank.node, rank.local_rank],
+            gpu_share=1 / on_gpu_of[rank.node, gpu],
+            note=note,
         )
     return found
+
+
+def gpu_of(
+    rank: RankFacts, *, uuids: Mapping[str, str], whole_node: bool
+) -> tuple[str | None, str | None]:
+    """Return the device of a rank's GPU, or None and why; None and None on CPUs."""
+    # From outside the kind of device is not seen, unless it is the CPU.
+    unseen = rank.device is None and not (rank.recorder == "attach" and uuids)
+    if unseen or rank.device == "cpu" or rank.local_rank is None:
+        return None, None
+    return gpu_of_rank(rank.local_rank, rank.extra, uuids=uuids, whole_node=whole_node)
 
 
 def attach_resources(
@@ -101,7 +157,8 @@ def attach_resources(
     cluster: Cluster | None = None,
 ) -> ResourceUse:
     """Join samples with steps and spans; ``result.steps`` has ``energy_j`` and ``nic_bytes``."""
-    return join_resources(steps, spans, samples, places_of(facts, cluster=cluster))
+    places = places_of(facts, cluster=cluster, uuids=gpu_uuids(samples))
+    return join_resources(steps, spans, samples, places)
 
 
 def resources_answer(use: ResourceUse) -> dict[str, Any]:

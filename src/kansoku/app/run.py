@@ -80,7 +80,8 @@ def run(
         )
     try:
         signals.deliver()
-        with watched_resources(launch.out / launch.node if launch.drains else None, launch.node):
+        samples = launch.out / launch.node if launch.drains else None
+        with watched_resources(samples, launch.node, rings=launch.ring_dir):
             _watch(child, launch, live, say)
     finally:
         signals.restore()

@@ -81,6 +81,12 @@ _STEPS: Schema = {
     "nic_bytes": _I64,
     "cpu_ns": _I64,
     "peak_rss_bytes": _I64,
+    # joined by time from fast samples, as energy_j and nic_bytes; null where there are none
+    "energy_error_j": _F64,  # upper limit, from the time between samples
+    "nic_error_bytes": _I64,
+    "nvlink_bytes": _I64,
+    "sm_activity": _F64,  # mean over the step, 0-1
+    "memory_activity": _F64,
 }
 
 _METRICS: Schema = {

@@ -18,42 +18,45 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from kansoku.model import PHASES, Phase
+from kansoku.node.curves import CUMULATIVE, GAUGES, Curve, Floats, Ints, curve_of
+from kansoku.node.sharing import NODE, OTHER_RANKS, Others, others_of
 
 __all__ = [
     "CUMULATIVE",
     "GAUGES",
+    "GPU_INDEX",
     "SAMPLES_SCHEMA",
     "Curve",
     "Place",
     "ResourceUse",
     "curve_of",
+    "gpu_uuids",
     "join_resources",
+    "join_steps",
     "phase_segments",
 ]
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-
 SAMPLES_SCHEMA: dict[str, pl.DataType] = {
     "node": pl.String(),
-    "device": pl.String(),  # gpu0, package-0, NIC name, cpu
-    "quantity": pl.String(),  # of CUMULATIVE or GAUGES
+    "device": pl.String(),  # gpu0, package-0, NIC name, node; a GPU's UUID with GPU_INDEX
+    "quantity": pl.String(),  # of CUMULATIVE or GAUGES, OTHER_RANKS, GPU_INDEX
     "time_ns": pl.Int64(),  # Unix time of the reading
-    "value": pl.Float64(),
+    "value": pl.Float64(),  # null only with OTHER_RANKS: some, and nobody knows how many
 }
-CUMULATIVE = (
+GPU_INDEX = "index"
+"""Quantity that says which device a UUID is: 3 for ``gpu3``."""
+_USE = (
     "energy_j",
-    "receive_bytes",
-    "transmit_bytes",
-    "nvlink_receive_bytes",
-    "nvlink_transmit_bytes",
-    "cpu_s",
+    "energy_error_j",
+    "nic_bytes",
+    "nic_error_bytes",
+    "nvlink_bytes",
+    "sm_activity",
+    "memory_activity",
 )
-GAUGES = ("power_w", "sm_activity", "memory_activity")
 _NS = 1e9
 _COLLECTIVES = frozenset({"collective", "collective_wait"})
 _INHERIT = frozenset({"gc", "compile"})
@@ -65,69 +68,15 @@ class Place:
 
     node: str
     gpu: str | None
-    """Device of its samples, such as ``gpu3``; None on a node without GPUs."""
+    """Device of its samples, such as ``gpu3``; None on a node without GPUs, or see ``note``."""
     nics: tuple[str, ...] | None = None
     """Its own NICs where the map is known; None: an equal share of all NICs of the node."""
     share: float = 1.0
     """Part of what the node's ranks have in common (CPU energy, NICs): 1 / ranks on the node."""
     gpu_share: float = 1.0
     """Part of its GPU's energy and NVLink bytes: 1 / ranks on that GPU."""
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """A counter over time that never falls."""
-
-    times: Ints
-    values: Floats
-
-    def covers(self, start: Ints, end: Ints) -> npt.NDArray[np.bool_]:
-        """Say which spans lie wholly between the first and the last reading."""
-        if len(self.times) < 2:
-            return np.zeros(len(start), dtype=bool)
-        inside: npt.NDArray[np.bool_] = (start >= self.times[0]) & (end <= self.times[-1])
-        return inside
-
-    def at(self, moments: Ints) -> Floats:
-        """Return the counter at moments, growing evenly between readings."""
-        base = self.times[0]  # differences keep nanoseconds exact in a double
-        grown: Floats = np.interp(moments - base, self.times - base, self.values)
-        return grown
-
-    def edge_error(self, moments: Ints) -> Floats:
-        """Return by how much ``at`` can be wrong: the readings around bound the truth."""
-        after = np.clip(np.searchsorted(self.times, moments, side="left"), 0, len(self.times) - 1)
-        before = np.clip(
-            np.searchsorted(self.times, moments, side="right") - 1, 0, len(self.times) - 1
-        )
-        here = self.at(moments)
-        return np.maximum(here - self.values[before], self.values[after] - here)
-
-
-def curve_of(quantity: str, times: Ints, values: Floats) -> Curve:
-    """Make a counter that never falls of raw readings of one series, in any order.
-
-    A value below the one before is a reset: the counter began at zero. An energy counter that the
-    driver renews less often than it is read keeps only the readings where it moved, or all the
-    energy of a renewal would fall into its last few milliseconds.
-    """
-    order = np.argsort(times, kind="stable")
-    times, values = times[order], values[order]
-    good = np.isfinite(values)
-    times, values = times[good], values[good]
-    first = np.concatenate([[True], np.diff(times) > 0]) if len(times) else np.empty(0, dtype=bool)
-    times, values = times[first], values[first]
-    if quantity in GAUGES:
-        steps = np.diff(times) / _NS * (values[1:] + values[:-1]) / 2
-        return Curve(times, np.concatenate([[0.0], np.cumsum(steps)])[: len(times)])
-    growth = np.diff(values)
-    growth = np.where(growth < 0, values[1:], growth)
-    total = np.concatenate([[0.0], np.cumsum(growth)])[: len(values)]
-    if quantity == "energy_j" and len(total) > 2:
-        moved = np.concatenate([[True], np.diff(total) > 0])
-        moved[-1] = True
-        times, total = times[moved], total[moved]
-    return Curve(times, total)
+    note: str | None = None
+    """Why nobody knows which GPU it used: its energy is unknown then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +84,8 @@ class ResourceUse:
     """What the join gives."""
 
     steps: pl.DataFrame
-    """The steps given, with ``energy_j`` and ``nic_bytes`` filled, and ``energy_error_j``,
-    ``nic_error_bytes`` and ``sm_activity`` beside them."""
+    """The steps given, with ``energy_j``, ``energy_error_j``, ``nic_bytes``, ``nic_error_bytes``,
+    ``nvlink_bytes``, ``sm_activity`` and ``memory_activity`` filled."""
     phases: pl.DataFrame
     """``rank, phase, duration_ns, energy_j, energy_error_j, nic_bytes, nic_error_bytes,
     nvlink_bytes, sm_activity, memory_activity``: sums over the steps (activities: means over
@@ -235,50 +184,95 @@ def _curves(samples: pl.DataFrame) -> dict[tuple[str, str, str], Curve]:
         (str(node), str(device), str(quantity)): curve_of(
             str(quantity), rows["time_ns"].to_numpy(), rows["value"].to_numpy()
         )
-        for (node, device, quantity), rows in samples.drop_nulls().group_by(
-            "node", "device", "quantity"
+        for (node, device, quantity), rows in samples.filter(
+            ~pl.col("quantity").is_in([OTHER_RANKS, GPU_INDEX])
         )
+        .drop_nulls()
+        .group_by("node", "device", "quantity")
     }
+
+
+def gpu_uuids(samples: pl.DataFrame) -> dict[str, dict[str, str]]:
+    """Return node to UUID to device of the GPUs that were sampled."""
+    found: dict[str, dict[str, str]] = {}
+    rows = samples.filter(pl.col("quantity") == GPU_INDEX).drop_nulls()
+    for node, uuid, index in rows.select("node", "device", "value").unique().iter_rows():
+        found.setdefault(node, {})[uuid] = f"gpu{index:.0f}"
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A counter of which a rank has a share; ``measured`` is as it was read."""
+
+    curve: Curve
+    share: float
+    measured: Curve
 
 
 class _Rank:
     """The curves of one rank: what is its own in full, what is common in part."""
 
-    def __init__(self, place: Place, curves: Mapping[tuple[str, str, str], Curve]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        curves: Mapping[tuple[str, str, str], Curve],
+        others: Mapping[tuple[str, str], Others],
+    ) -> None:
         mine = {k[1:]: c for k, c in curves.items() if k[0] == place.node and len(c.times) > 1}
-        self.energy: list[tuple[Curve, float]] = []
-        self.bytes: list[tuple[Curve, float]] = []
-        self.nvlink: list[tuple[Curve, float]] = []
+        self.energy: list[_Part] = []
+        self.bytes: list[_Part] = []
+        self.nvlink: list[_Part] = []
+        self.note = place.note
         gpu = place.gpu
+        on_node = others.get((place.node, NODE))
+        on_gpu = others.get((place.node, gpu or ""))
+        self.shares_node = on_node is not None and on_node.any
+        self.shares_gpu = on_gpu is not None and on_gpu.any
         if gpu is not None:
             own = mine.get((gpu, "energy_j")) or mine.get((gpu, "power_w"))
-            self.energy += [(own, place.gpu_share)] if own else []
+            self.energy += [_part(own, place.gpu_share, on_gpu)] if own else []
             for way in ("receive", "transmit"):
                 link = mine.get((gpu, f"nvlink_{way}_bytes"))
-                self.nvlink += [(link, place.gpu_share)] if link else []
-        self.sm = mine.get((gpu or "", "sm_activity"))
-        self.memory = mine.get((gpu or "", "memory_activity"))
+                self.nvlink += [_part(link, place.gpu_share, on_gpu)] if link else []
+        self.sm = _alone(mine.get((gpu or "", "sm_activity")), on_gpu)
+        self.memory = _alone(mine.get((gpu or "", "memory_activity")), on_gpu)
         for (device, quantity), curve in mine.items():
-            if quantity == "energy_j" and not device.startswith("gpu"):
-                self.energy.append((curve, place.share))
+            if quantity == "energy_j" and not device.startswith("gpu") and self.note is None:
+                self.energy.append(_part(curve, place.share, on_node))
             elif quantity in {"receive_bytes", "transmit_bytes"}:
                 if place.nics is None:
-                    self.bytes.append((curve, place.share))
+                    self.bytes.append(_part(curve, place.share, on_node))
                 elif device in place.nics:
-                    self.bytes.append((curve, 1.0))
+                    self.bytes.append(_part(curve, 1.0, on_gpu, own=1 / place.gpu_share))
 
 
-def _used(parts: list[tuple[Curve, float]], start: Ints, end: Ints) -> tuple[Floats, Floats]:
+def _part(curve: Curve, share: float, others: Others | None, *, own: float | None = None) -> _Part:
+    """Return a rank's share of a counter, after other jobs had theirs."""
+    if others is None or not others.any:
+        return _Part(curve, share, curve)
+    return _Part(others.split(curve, own or 1 / share), share, curve)
+
+
+def _alone(curve: Curve | None, others: Others | None) -> Curve | None:
+    if curve is None or others is None or not others.any or len(curve.times) < 2:
+        return curve
+    return others.alone(curve)
+
+
+def _used(parts: list[_Part], start: Ints, end: Ints) -> tuple[Floats, Floats]:
     """Return amount and error bound of spans; NaN where a curve does not cover one."""
     amount = np.zeros(len(start))
     error = np.zeros(len(start))
     if not parts:
         amount[:] = error[:] = np.nan
-    for curve, share in parts:
-        covered = curve.covers(start, end)
-        grown = np.where(covered, curve.at(end) - curve.at(start), np.nan)
-        amount += share * grown
-        error += share * (curve.edge_error(start) + curve.edge_error(end))
+    for part in parts:
+        covered = part.curve.covers(start, end)
+        grown = np.where(covered, part.curve.at(end) - part.curve.at(start), np.nan)
+        amount += part.share * grown
+        # Of the readings, not of the part that other jobs left: an upper limit all the more.
+        edges = part.measured.edge_error(start) + part.measured.edge_error(end)
+        error += part.share * edges
     return amount, np.where(np.isnan(amount), np.nan, error)
 
 
@@ -315,40 +309,52 @@ def join_resources(
     ``steps`` and ``spans`` follow their tables, ``samples`` :data:`SAMPLES_SCHEMA`; times are on
     the node's Unix clock. ``places`` says where each rank ran; ranks without one have nulls.
     """
-    curves = _curves(samples)
-    ranks = {rank: _Rank(place, curves) for rank, place in places.items()}
+    ranks, curves = _ranks(samples, places)
+    with_use = _with_use(steps, ranks)
     segments = phase_segments(steps, spans)
-    with_use = _with_columns(steps, ranks, "start_ns", pl.col("start_ns") + pl.col("duration_ns"))
     pieces = _with_columns(segments, ranks, "start_ns", pl.col("end_ns"))
-    phases = _sum_phases(pieces)
-    missing = _missing(with_use, curves, ranks)
-    steps_out = steps.drop("energy_j", "nic_bytes", strict=False).hstack(
-        with_use.select(
-            "energy_j",
-            "energy_error_j",
-            pl.col("nic_bytes").round().cast(pl.Int64),
-            pl.col("nic_error_bytes").round().cast(pl.Int64),
-            "sm_activity",
-        )
-    )
-    order = [c for c in steps.columns if c in steps_out.columns]
-    steps_out = steps_out.select(order + [c for c in steps_out.columns if c not in order])
     return ResourceUse(
-        steps=steps_out,
-        phases=phases,
+        steps=_joined(steps, with_use),
+        phases=_sum_phases(pieces),
         totals=_totals(with_use),
         sampling_ns=_sampling(curves),
-        missing=missing,
+        missing=_missing(with_use, curves, ranks),
     )
+
+
+def join_steps(
+    steps: pl.DataFrame, samples: pl.DataFrame, places: Mapping[int, Place]
+) -> pl.DataFrame:
+    """Return the steps with what they used, as :func:`join_resources`, without their phases."""
+    ranks, _ = _ranks(samples, places)
+    return _joined(steps, _with_use(steps, ranks))
+
+
+def _ranks(
+    samples: pl.DataFrame, places: Mapping[int, Place]
+) -> tuple[dict[int, _Rank], dict[tuple[str, str, str], Curve]]:
+    curves, others = _curves(samples), others_of(samples)
+    return {rank: _Rank(place, curves, others) for rank, place in places.items()}, curves
+
+
+def _with_use(steps: pl.DataFrame, ranks: Mapping[int, _Rank]) -> pl.DataFrame:
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    return _with_columns(steps, ranks, "start_ns", end)
+
+
+def _joined(steps: pl.DataFrame, with_use: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps with the columns of use, in the order of the table."""
+    bytes_columns = [n for n in _USE if "bytes" in n]
+    used = with_use.select(_USE).with_columns(pl.col(bytes_columns).round().cast(pl.Int64))
+    joined = steps.drop(_USE, strict=False).hstack(used)
+    order = [c for c in steps.columns if c in joined.columns]
+    return joined.select(order + [c for c in joined.columns if c not in order])
 
 
 def _with_columns(
     rows: pl.DataFrame, ranks: Mapping[int, _Rank], start: str, end: pl.Expr
 ) -> pl.DataFrame:
-    names = list(
-        _columns(_Rank(Place(node="", gpu=None), {}), np.empty(0, "i8"), np.empty(0, "i8"))
-    )
-    values = {name: np.full(len(rows), np.nan) for name in names}
+    values = {name: np.full(len(rows), np.nan) for name in _USE}
     starts = rows[start].fill_null(0).to_numpy()
     ends = rows.select(end.fill_null(0).alias("e"))["e"].to_numpy()
     of = rows["rank"].fill_null(-1).to_numpy()
@@ -358,7 +364,7 @@ def _with_columns(
         for name, found in _columns(rank, starts[here], ends[here]).items():
             values[name][here] = found
     columns = [pl.Series(n, v, nan_to_null=True) for n, v in values.items()]
-    return rows.drop(names, strict=False).with_columns(columns)
+    return rows.drop(_USE, strict=False).with_columns(columns)
 
 
 def _sum_phases(pieces: pl.DataFrame) -> pl.DataFrame:
@@ -428,4 +434,25 @@ def _missing(
         unknown = int(steps["energy_j"].null_count())
         if unknown:
             said.append(f"{unknown} of {len(steps)} steps lie outside the sampled time")
-    return tuple(said)
+    return (*said, *_shared(ranks))
+
+
+def _shared(ranks: Mapping[int, _Rank]) -> list[str]:
+    """Say what is not wholly a rank's own, or nobody knows whose."""
+    said = [
+        f"rank {number}: energy unknown: {rank.note}" for number, rank in ranks.items() if rank.note
+    ]
+    if any(rank.shares_node for rank in ranks.values()):
+        said.append(f"{_OTHER_JOBS} the node: CPU energy and NIC bytes are {_SPLIT}")
+    gpus = [number for number, rank in ranks.items() if rank.shares_gpu]
+    if gpus:
+        whose = ", ".join(map(str, gpus[:8])) + (" …" if len(gpus) > 8 else "")
+        said.append(
+            f"{_OTHER_JOBS} a GPU of rank {whose}: its energy and NVLink bytes are {_SPLIT}, "
+            "its activity is unknown then"
+        )
+    return said
+
+
+_OTHER_JOBS = "other jobs used"
+_SPLIT = "split among all ranks seen there, unknown where their number is"

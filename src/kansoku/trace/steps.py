@@ -57,6 +57,14 @@ _COLUMNS = [
     "cpu_ns",
     "attributes",
 ]
+_FROM_SAMPLES = (
+    "energy_error_j",
+    "nic_error_bytes",
+    "nvlink_bytes",
+    "sm_activity",
+    "memory_activity",
+)
+"""Columns that no span says: joined from samples by time."""
 _STEP_ROWS = pl.Schema({**table_schema("steps"), "run_delay_ns": pl.Int64()})
 _QUEUE_ROWS = pl.Schema(
     {"rank": pl.Int32(), "step": pl.Int32(), "kind": pl.String(), "queue_ns": pl.Int64()}
@@ -278,6 +286,7 @@ def step_rows(
         nic_bytes=_attribute("nic_bytes").cast(pl.Int64, strict=False),
         cpu_ns="cpu_ns",
         peak_rss_bytes="peak_rss_bytes",
+        **dict.fromkeys(_FROM_SAMPLES, pl.lit(None)),
         run_delay_ns="run_delay_ns",
     )
     return _with_facts(rows, facts).cast(dict(_STEP_ROWS)).select(list(_STEP_ROWS))  # type: ignore[arg-type]
@@ -429,8 +438,8 @@ def merge_steps(from_spans: pl.DataFrame, kept: pl.DataFrame | None) -> pl.DataF
     """Join step rows made from spans with rows kept beside them; a complete row made here wins."""
     if kept is None or kept.is_empty():
         return from_spans
-    if "run_delay_ns" not in kept.columns:
-        kept = kept.with_columns(run_delay_ns=pl.lit(None, dtype=pl.Int64))
+    older = [name for name in _STEP_ROWS if name not in kept.columns]
+    kept = kept.with_columns(pl.lit(None).alias(name) for name in older)
     kept = kept.select(list(_STEP_ROWS)).cast(dict(_STEP_ROWS))  # type: ignore[arg-type]
     have = from_spans.select("rank", "step")
     rest = kept.join(have, on=["rank", "step"], how="anti")

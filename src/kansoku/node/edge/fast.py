@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,13 +11,18 @@ from typing import Any, Self
 import polars as pl
 
 from kansoku.errors import KansokuError
-from kansoku.node.resources import SAMPLES_SCHEMA
+from kansoku.node.resources import GPU_INDEX, SAMPLES_SCHEMA
+from kansoku.node.sharing import NODE, OTHER_RANKS
 
 __all__ = ["FastSampler", "read_samples"]
 
 _FLUSH_ROWS = 200_000
 _NVLINK = {(138, 0xFFFFFFFF): "nvlink_transmit_bytes", (139, 0xFFFFFFFF): "nvlink_receive_bytes"}
 _KIB = 1024.0
+_LOOK_S = 1.0
+LookForOthers = Callable[[Mapping[str, str]], Mapping[str, float | None]]
+"""Given the devices of the GPUs' UUIDs, return how many ranks of other jobs are on which device;
+a device that is not named has none, None: some, nobody knows how many."""
 Reading = tuple[str, str, Callable[[], float | None]]
 
 
@@ -39,16 +44,24 @@ class FastSampler:
     """A thread that reads this node and writes ``resources-NNNNN.parquet`` into a folder.
 
     Use as a context manager around the job. A reading that fails is left out; a folder that
-    cannot be written ends the sampling and nothing else.
+    cannot be written ends the sampling and nothing else. ``look_for_others`` is asked once a second
+    who else is on this node.
     """
 
     def __init__(
-        self, folder: Path, *, node: str, interval_s: float = 0.05, root: str = "/"
+        self,
+        folder: Path,
+        *,
+        node: str,
+        interval_s: float = 0.05,
+        root: str = "/",
+        look_for_others: LookForOthers | None = None,
     ) -> None:
         """Find what can be read; start with :meth:`start` or ``with``."""
         self._folder = folder
         self._node = node
-        self._interval_s = max(interval_s, 0.01)  # RDMA counters are renewed every 10 ms only
+        self.interval_s = max(interval_s, 0.01)  # RDMA counters are renewed every 10 ms only
+        """Time between readings; may be changed while it runs."""
         self._root = Path(root)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fast-sampler", daemon=True)
@@ -58,8 +71,16 @@ class FastSampler:
             "time_ns": [],
             "value": [],
         }
-        self._files = 0
+        self._files = _next_number(folder)
+        self._reading, self._writing = threading.Lock(), threading.Lock()
+        self._look = look_for_others
+        self._look_due = 0.0
         self._nvml: Any = None
+        self._gpus: list[str] = []
+        self.uuids: dict[str, str] = {}
+        """UUID to device of the GPUs here."""
+        self.cpu_s = 0.0
+        """CPU time that the readings took."""
         self.late = 0
         """Ticks that came more than one interval late."""
         self.error: str | None = None
@@ -120,6 +141,10 @@ class FastSampler:
             if handle is None:
                 continue
             device = f"gpu{gpu}"
+            self._gpus.append(device)
+            uuid = nvml.ask(gpu, "nvmlDeviceGetUUID", handle)
+            if uuid:
+                self.uuids[uuid.decode() if isinstance(uuid, bytes) else str(uuid)] = device
             energy = "nvmlDeviceGetTotalEnergyConsumption"
             if nvml.ask(gpu, energy, handle) is not None:
                 found.append((device, "energy_j", _scaled(nvml, gpu, energy, handle)))
@@ -141,20 +166,37 @@ class FastSampler:
         due = time.monotonic()
         while not self._stop.is_set():
             self.read_once()
-            if len(self._columns["value"]) >= _FLUSH_ROWS and not self._flush():
+            if len(self._columns["value"]) >= _FLUSH_ROWS and not self.flush():
                 return
+            self.cpu_s = time.thread_time()
             now = time.monotonic()
-            due += self._interval_s
+            due += self.interval_s
             if due < now:
                 self.late += 1
                 due = now
             self._stop.wait(due - now)
         self.read_once()
-        self._flush()
+        self.flush()
+        self.cpu_s = time.thread_time()
 
     def read_once(self) -> None:
         """Take one reading of everything, each with its own stamp."""
-        columns = self._columns
+        with self._reading:
+            self._read(self._columns)
+            if self._look is not None and time.monotonic() >= self._look_due:
+                self._look_due = time.monotonic() + _LOOK_S
+                self._note_others(self._look, self._columns)
+
+    def _note_others(self, look: LookForOthers, columns: dict[str, list[Any]]) -> None:
+        try:
+            others = look(self.uuids)
+        except Exception as error:  # noqa: BLE001 - see read_once
+            self.error = f"other jobs: {error}"
+            return
+        for device in (NODE, *self._gpus):
+            _append(columns, device, OTHER_RANKS, others.get(device, 0.0))
+
+    def _read(self, columns: dict[str, list[Any]]) -> None:
         for device, quantity, read in self._readings:
             try:
                 value = read()
@@ -162,15 +204,18 @@ class FastSampler:
                 self.error = f"{device} {quantity}: {error}"
                 continue
             if value is not None:
-                columns["device"].append(device)
-                columns["quantity"].append(quantity)
-                columns["time_ns"].append(time.time_ns())
-                columns["value"].append(value)
+                _append(columns, device, quantity, value)
 
-    def _flush(self) -> bool:
-        columns, self._columns = self._columns, {name: [] for name in self._columns}
-        if not columns["value"]:
-            return True
+    def flush(self) -> bool:
+        """Write what was read since the last time; from any thread. False where that failed."""
+        with self._writing:
+            with self._reading:
+                columns, self._columns = self._columns, {name: [] for name in self._columns}
+            return not columns["value"] or self._write(columns)
+
+    def _write(self, columns: dict[str, list[Any]]) -> bool:
+        for uuid, device in self.uuids.items():
+            _append(columns, uuid, GPU_INDEX, float(device.removeprefix("gpu")))
         rows = pl.DataFrame(
             {"node": [self._node] * len(columns["value"]), **columns}, SAMPLES_SCHEMA
         )
@@ -205,6 +250,19 @@ class FastSampler:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _append(columns: dict[str, list[Any]], device: str, quantity: str, value: float | None) -> None:
+    columns["device"].append(device)
+    columns["quantity"].append(quantity)
+    columns["time_ns"].append(time.time_ns())
+    columns["value"].append(value)
+
+
+def _next_number(folder: Path) -> int:
+    """Return the number after those of the files that are there: nothing is written over."""
+    numbers = [p.stem.partition("-")[2] for p in folder.glob("resources-*.parquet")]
+    return max((int(n) + 1 for n in numbers if n.isdecimal()), default=0)
 
 
 def _scaled(nvml: Any, gpu: int, function: str, handle: Any) -> Callable[[], float | None]:
