@@ -245,6 +245,22 @@ def _accused(seen: Iterable[Observation]) -> str | None:
     return peer if mine >= 2 and 2 * mine > len(nodes) and not alike else None
 
 
+def _set_up_otherwise(seen: Iterable[Observation], context: Context) -> str | None:
+    """Return the node that alone fails at start-up and alone is set up otherwise than its peers.
+
+    The same line in the middle of a run would be the job's own.
+    """
+    if context.progress.latest_ns is not None or len(context.nodes) < 2:
+        return None
+    failing, odd = set(), set()
+    for one in seen:
+        if one.rule == "odd-configuration":
+            odd.add(one.node)
+        elif one.role == "either" and one.domain is Domain.APPLICATION:
+            failing.add(one.node)
+    return next(iter(failing)) if len(failing) == 1 and failing <= odd else None
+
+
 def _by_storage_way(one: Observation, clients: int, targets: int, context: Context) -> Observation:
     """Correct a storage complaint by how many clients and targets share it."""
     if clients > 1 or targets < 2:
@@ -333,6 +349,7 @@ def _by_scope(
     lost = {o.node for o in seen if o.rule in {"node-lost", "silence.node"}}
     accused = _accused(present)
     full = _without_space(present)
+    odd = _set_up_otherwise(present, context)
     changed = []
     for one in seen:
         new = _explained(
@@ -350,9 +367,12 @@ def _by_scope(
             # The kill is known: it was the job's own limit.
             new = replace(one, role="cascade")
         elif (
-            one.role == "either" and one.domain is Domain.APPLICATION and one.node in hardware_nodes
-        ):
-            # The same device complains of hardware: the crash is its consequence.
+            one.role == "either"
+            and one.domain is Domain.APPLICATION
+            and one.node is not None
+            and (one.node in hardware_nodes or one.node == odd)
+        ) and one.rule != "odd-configuration":
+            # The node's hardware or set-up complains too: the crash is its consequence.
             new = replace(one, role="symptom")
         elif one.role == "either" and one.domain is Domain.NETWORK and dead:
             # A peer that died first looks like a network that lost it.

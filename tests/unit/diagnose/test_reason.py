@@ -188,3 +188,18 @@ def test_a_device_that_computes_wrong_gives_wrong_numbers_though_the_job_was_sto
     wrong = replace(wrong, component="silent corruption")
     stopped = seen("exception", "application", at=2, role="either", kind="job", strength=0.6)
     assert diagnose([wrong, stopped], context()).kind == "numerics"
+
+
+def test_a_start_up_that_fails_on_the_one_node_set_up_otherwise_is_that_nodes():
+    odd = seen("odd-configuration", "host", at=0, role="either", strength=0.55, node="n2")
+    odd = replace(odd, time_ns=None, last_ns=None)
+    fails = seen(
+        "exception", "application", at=1, role="either", strength=0.6, kind="job", node="n2", rank=8
+    )
+    where = {"nodes": frozenset({"n1", "n2", "n3"})}
+    none = Context(progress=Progress(last_ns={}), **where)
+    assert diagnose([odd, fails], none).hypotheses[0].domain is Domain.HOST
+    # In the middle of a run it is the job's, and so it is where another node fails as well.
+    assert diagnose([odd, fails], context(**where)).hypotheses[0].domain is Domain.APPLICATION
+    both = [odd, fails, replace(fails, node="n1", rank=0)]
+    assert diagnose(both, none).hypotheses[0].domain is Domain.APPLICATION
