@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import pyarrow as pa
 
 from kansoku.errors import InputError
+from kansoku.formats._ring_columns import Strings, nullable, same
+from kansoku.formats._ring_newest import newest_stretches, since_all_lanes
 from kansoku.model import ring
 from kansoku.model.run import ProcessGroup, RankFacts, RunFacts
 from kansoku.model.tables import table_schema
@@ -168,18 +171,20 @@ class _Process:
         return self.header.rank if self.header.rank is not None else 0
 
 
-def read_run(path: Path | str, *, follow_rings: bool = True) -> RunData:
+def read_run(path: Path | str, *, follow_rings: bool = True, newest: int | None = None) -> RunData:
     """Read a run directory (or a folder of rings, or one ring file).
 
     With ``follow_rings`` the rings that ``run.json`` names on this machine are read too: they hold
-    what was not drained. Raise InputError where there is nothing of a run at all.
+    what was not drained. With ``newest``, at most so many records of each lane of a ring, no older
+    than what is left of its other lanes: what changes each second need not be read whole.
+    Raise InputError where there is nothing of a run at all.
     """
     path = Path(path)
     missing: list[str] = []
     run_json = _read_run_json(path, missing)
     processes: dict[tuple[str, int, int], _Process] = {}
     for file in _ring_files(path, run_json if follow_rings else {}):
-        _add_file(file, processes, missing)
+        _add_file(file, processes, missing, newest)
     if not processes and not run_json:
         unread = [text for text in missing if not text.startswith("run.json is missing")]
         raise InputError(
@@ -192,7 +197,7 @@ def read_run(path: Path | str, *, follow_rings: bool = True) -> RunData:
     for process in ordered:
         shift = incarnations.get(process.rank, 0)
         incarnations[process.rank] = shift + 1
-        spans, extra = _columns(process, run, shift, missing)
+        spans, extra = _columns(process, run, shift, [] if newest else missing)
         frames.append(spans)
         resources.append(extra)
     missing += [
@@ -254,7 +259,10 @@ def _ring_files(path: Path, run_json: Mapping[str, Any]) -> list[Path]:
 
 
 def _add_file(
-    file: Path, processes: dict[tuple[str, int, int], _Process], missing: list[str]
+    file: Path,
+    processes: dict[tuple[str, int, int], _Process],
+    missing: list[str],
+    newest: int | None,
 ) -> None:
     try:
         with file.open("rb") as stream:
@@ -269,10 +277,10 @@ def _add_file(
         return
     facts = ring.read_facts(buffer, header)
     strings = ring.read_strings(buffer, header)
-    records = _records(buffer, header, file, missing)
+    is_log = header.file_kind == ring.LOG
+    records = _records(buffer, header, file, missing, None if is_log else newest)
     node = _text(facts.get("node")) or file.stem.rpartition("-")[0] or "unknown"
     key = (node, header.pid, header.process_start)
-    is_log = header.file_kind == ring.LOG
     known = processes.get(key)
     if known is None:
         processes[key] = _Process(
@@ -290,8 +298,10 @@ def _add_file(
         known.live_ring = True
 
 
-def _records(buffer: mmap.mmap, header: ring.Header, file: Path, missing: list[str]) -> _Records:
-    """Return the records whose first and last word agree."""
+def _records(
+    buffer: mmap.mmap, header: ring.Header, file: Path, missing: list[str], newest: int | None
+) -> _Records:
+    """Return the records whose first and last word agree; of a ring, the newest of each lane."""
     areas: list[tuple[int, int | None]]
     if header.file_kind == ring.LOG:
         areas = [(header.records_offset, None)]
@@ -309,12 +319,23 @@ def _records(buffer: mmap.mmap, header: ring.Header, file: Path, missing: list[s
             whole_areas.append((offset, count))
     if cut:
         missing.append(f"{file.name} is truncated: room for {cut} records is missing")
+    if newest is not None:
+        heads = {lane.offset: lane.head for lane in header.lanes}
+        whole_areas = [
+            (offset + first * ring.RECORD_BYTES, size)
+            for offset, count in whole_areas
+            for first, size in newest_stretches(
+                np.frombuffer(buffer, RECORD, count, offset)["id"], newest, heads[offset]
+            )
+        ]
     records = _Records.from_areas(buffer, whole_areas)
     whole = (records["id"] == records["id_again"]) & (records["id"] != 0)
     whole &= records["kind"] < len(ring.KINDS)
     torn = int(np.count_nonzero((records["id"] != 0) & ~whole))
     if torn:
         missing.append(f"{file.name}: {torn} records were torn while being written; left out")
+    if newest is not None:
+        whole &= since_all_lanes(records["id"], records["start_ns"], newest)
     return records if bool(whole.all()) else records.take(whole)
 
 
@@ -370,51 +391,31 @@ def _columns(
     ids = effective.astype(np.int64) + shift
     count = len(records)
     parent = records["parent"].astype(np.int64)
-    strings = _Strings(process.strings)
-    kinds = pl.Series(ring.KINDS, dtype=pl.String).gather(
-        np.minimum(records["kind"], len(ring.KINDS) - 1)
-    )
+    strings = Strings(process.strings)
+    kinds = pl.Series(ring.KINDS, dtype=pl.String)[
+        np.minimum(records["kind"], len(ring.KINDS) - 1).astype(np.uint32)
+    ]
     columns = {
-        "run": pl.repeat(run, count, dtype=pl.String, eager=True),
-        "rank": pl.repeat(process.rank, count, dtype=pl.Int32, eager=True),
-        "step": _nullable(records["step"]),
+        "run": same(run, pl.String(), count),
+        "rank": same(process.rank, pl.Int32(), count),
+        "step": nullable(records["step"]),
         "kind": kinds,
         "name": strings.take(records["name"]),
         "start_ns": pl.Series(records["start_ns"] + offset),
-        "duration_ns": _nullable(records["duration_ns"]),
+        "duration_ns": nullable(records["duration_ns"]),
         "id": pl.Series(ids),
-        "parent": _nullable(np.where(parent > 0, parent + shift, -1)),
+        "parent": nullable(np.where(parent > 0, parent + shift, -1)),
         "group": strings.take(records["group"]),
-        "sequence": _nullable(records["sequence"]),
-        "bytes": _nullable(records["bytes"]),
+        "sequence": nullable(records["sequence"]),
+        "bytes": nullable(records["bytes"]),
         "dtype": strings.take(records["dtype"]),
         "device": strings.take(records["device"]),
         "thread": pl.Series(records["thread"].astype(np.int64)),
-        "cpu_ns": _nullable(records["cpu_ns"]),
+        "cpu_ns": nullable(records["cpu_ns"]),
         "attributes": _attributes(records, process.strings),
     }
     spans = pl.DataFrame({name: columns[name].alias(name) for name in table_schema("spans")})
     return spans, _resources(records, ids, kinds, process.rank)
-
-
-def _nullable(values: npt.NDArray[Any]) -> pl.Series:
-    """Return the column with every negative value as null."""
-    series = pl.Series(np.ascontiguousarray(values))
-    if len(values) == 0 or int(values.min()) >= 0:
-        return series
-    return series.to_frame("v").select(pl.when(pl.col("v") >= 0).then(pl.col("v")))["v"]
-
-
-class _Strings:
-    """The string table as a column, index 0 being null."""
-
-    def __init__(self, strings: Sequence[str]):
-        self._table = pl.Series([None, *strings[1:]], dtype=pl.String)
-
-    def take(self, index: npt.NDArray[np.uint16]) -> pl.Series:
-        if len(index) == 0 or not index.any():
-            return pl.repeat(None, len(index), dtype=pl.String, eager=True)
-        return self._table.gather(np.where(index < len(self._table), index, 0).astype(np.uint32))
 
 
 def _attributes(records: _Records, strings: Sequence[str]) -> pl.Series:
@@ -423,7 +424,7 @@ def _attributes(records: _Records, strings: Sequence[str]) -> pl.Series:
     flags = records["flags"] & known
     count = len(flags)
     if not (flags.any() or records["attributes"].any() or records["peer"].any()):
-        return pl.repeat(None, count, dtype=pl.String, eager=True)
+        return same(None, pl.String(), count)
     codes = records["attributes"].astype(np.int64) << 16 | flags
     codes |= records["peer"].astype(np.int64) << 32
     largest = int(codes.max())
@@ -438,7 +439,8 @@ def _attributes(records: _Records, strings: Sequence[str]) -> pl.Series:
         distinct, inverse = np.unique(codes, return_inverse=True)
         index = inverse.astype(np.uint32)
     texts = [_attribute_text(int(code), strings) for code in distinct]
-    return pl.Series(texts, dtype=pl.String).gather(index)
+    chosen: pl.Series = pl.Series(texts, dtype=pl.String)[index]
+    return chosen
 
 
 def _attribute_text(code: int, strings: Sequence[str]) -> str | None:
@@ -469,20 +471,18 @@ def _resources(
     values = {}
     for name, column in (("tokens", "value_a"), ("flops", "value_b")):
         known = steps & np.isfinite(part[column]) & (part[column] > 0)
-        values[name] = pl.Series(np.where(known, part[column], np.nan)).fill_nan(None)
-    frame = pl.DataFrame(
-        {
-            "rank": pl.repeat(rank, len(rows), dtype=pl.Int32, eager=True),
-            "step": _nullable(part["step"]),
-            "kind": kinds.gather(rows),
-            "id": pl.Series(ids[rows]),
-            "peak_rss_bytes": _nullable(part["peak_rss_bytes"]),
-            "device_ns": _nullable(part["device_ns"]),
-            **values,
-            "queued_ns": _nullable(_queued(part, steps)),
-        }
-    )
-    return frame.select(pl.col(name).cast(kind) for name, kind in RESOURCES_SCHEMA.items())
+        values[name] = pl.Series(pa.array(part[column], mask=~known))
+    columns = {
+        "rank": same(rank, pl.Int32(), len(rows)),
+        "step": nullable(part["step"]),
+        "kind": kinds[rows],
+        "id": pl.Series(ids[rows]),
+        "peak_rss_bytes": nullable(part["peak_rss_bytes"]),
+        "device_ns": nullable(part["device_ns"]),
+        **values,
+        "queued_ns": nullable(_queued(part, steps)),
+    }
+    return pl.DataFrame({name: columns[name].cast(kind) for name, kind in RESOURCES_SCHEMA.items()})
 
 
 def _queued(records: _Records, steps: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

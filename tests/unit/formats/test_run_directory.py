@@ -196,3 +196,15 @@ def test_a_phase_without_peak_memory_keeps_its_run_queue_wait(one, tmp_path):
     one.save()
     waits = read_run(tmp_path).resources.sort("step")["queued_ns"].to_list()
     assert waits == [500, 700]
+
+
+def test_the_newest_records_of_a_ring_that_wrapped_are_found_without_its_others(one, tmp_path):
+    capacity = ring.read_header(one.buffer).lanes[0].capacity
+    for number in range(capacity + 40):
+        one.span("forward", number, number + 1, step=number)
+    one.save()
+    data = read_run(tmp_path, newest=100)
+    assert data.spans["step"].to_list() == list(range(capacity - 60, capacity + 40))
+    assert not [text for text in data.missing if "overwritten" in text]
+    assert len(read_run(tmp_path, newest=10 * capacity).spans) == capacity
+    assert read_run(tmp_path, newest=10 * capacity).spans.equals(read_run(tmp_path).spans)
