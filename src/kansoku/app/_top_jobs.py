@@ -73,9 +73,13 @@ def job_lines(
         if mine:
             line = _with_training(line, max(mine, key=newest.__getitem__), runs)
         lines.append(line)
+    # Several runs of a job that Slurm no longer lists are one line: the newest.
+    strays = {
+        job_of.get(run) or run: run for run in sorted(runs.keys() - taken, key=newest.__getitem__)
+    }
     for run in runs:
-        if run not in taken:
-            key = job_of.get(run) or run
+        key = job_of.get(run) or run
+        if strays.get(key) == run:
             lines.append(_with_training(JobLine(key=key, ids=(key, run), state="run"), run, runs))
     return tuple(
         replace(line, incidents=sum(about_job(line, one) for one in incidents)) for line in lines

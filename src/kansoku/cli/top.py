@@ -16,12 +16,21 @@ def command(
     Keys: s sort, / filter, enter look in, escape back, space pause, q quit.
     A server's jobs come first: enter leads into a job, its ranks, nodes and incidents.
     """
+    import sys
+
     from kansoku.app.top import top
+    from kansoku.errors import PlatformError
     from kansoku.tui import TopApp
 
     source = top(target)
     try:
         source.snapshot()
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            # Without keys nobody could leave it, and a pipe would fill with pictures.
+            raise PlatformError(
+                "kansoku top needs a terminal",
+                remedy="in a script: kansoku report RUN --json",
+            )
         TopApp(source, every_s=every).run()
     finally:
         source.close()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from rich.text import Text
 
 from kansoku.app.top import JobLine
-from kansoku.tui._cells import LATE, number
+from kansoku.tui._cells import LATE, number, plain
 
 __all__ = ["JOB_SORTS", "job_cells", "job_columns", "job_head", "kept_jobs"]
 
@@ -31,13 +31,13 @@ def job_columns(*, narrow: bool) -> tuple[str, ...]:
 
 def job_cells(line: JobLine, now_ns: int, *, narrow: bool) -> tuple[Text | str, ...]:
     """Return one row; marks carry the meaning where colour is missing."""
-    name = Text(line.name or "–", overflow="ellipsis", no_wrap=True)
+    name = Text(plain(line.name) or "–", overflow="ellipsis", no_wrap=True)
     name.truncate(12 if narrow else 24, overflow="ellipsis")
     late = Text("–") if line.late is None else Text(f"{line.late} ◀", LATE)
     trouble = Text(f"{line.incidents} !" if line.incidents else "–", "yellow")
     mfu = "–" if line.mfu_ratio is None else f"{line.mfu_ratio:.1%}"
     step = "–" if line.step is None else str(line.step)
-    key = Text(line.key)
+    key = Text(plain(line.key))
     key.truncate(12 if narrow else 26, overflow="ellipsis")
     nodes, time = str(len(line.nodes) or "–"), number(line.step_ms, digits=0 if narrow else 1)
     if narrow:

@@ -15,8 +15,9 @@ from textual.widgets import DataTable, Footer, Input, Static
 from kansoku.app.top import DeviceLine, RankLine, TopSnapshot, TopSource
 from kansoku.errors import KansokuError
 from kansoku.model import PHASES
-from kansoku.tui._cells import LATE, PHASE_LETTERS, bar, number, phase_strip, rate, spark
+from kansoku.tui._cells import LATE, PHASE_LETTERS, bar, number, phase_strip, plain, rate, spark
 from kansoku.tui._jobs import JOB_SORTS, job_cells, job_columns, job_head, kept_jobs
+from kansoku.tui._table import SteadyTable
 
 __all__ = ["TopApp"]
 
@@ -83,19 +84,19 @@ class TopApp(App[None]):
         """Lay out head, jobs or ranks, devices, incidents."""
         yield Static(id="head")
         with Vertical():
-            yield DataTable(id="jobs", cursor_type="row", zebra_stripes=True)
-            yield DataTable(id="ranks", cursor_type="row", zebra_stripes=True)
-            yield DataTable(id="devices", cursor_type="row", zebra_stripes=True)
+            yield SteadyTable(id="jobs", cursor_type="row", zebra_stripes=True)
+            yield SteadyTable(id="ranks", cursor_type="row", zebra_stripes=True)
+            yield SteadyTable(id="devices", cursor_type="row", zebra_stripes=True)
         yield Static(id="incidents")
         yield Input(placeholder="job, name, user, node or rank", id="filter")
         yield Footer()
 
     def on_mount(self) -> None:
         """Start reading at once and then every second."""
-        self.query_one("#devices", DataTable).add_columns(
+        self.query_one("#devices", SteadyTable).add_columns(
             "device", "power", "use", "memory", "temp", "traffic"
         )
-        self.query_one("#ranks", DataTable).focus()
+        self.query_one("#ranks", SteadyTable).focus()
         self.tick()
         self.set_interval(self._every_s, self.tick)
 
@@ -126,13 +127,15 @@ class TopApp(App[None]):
         self._fill_jobs(snapshot)
         self._fill_ranks(snapshot)
         self._fill_devices(snapshot)
-        text = Text("\n").join(Text(line, "yellow") for line in snapshot.incidents[:5])
+        text = Text("\n").join(Text(plain(line), "yellow") for line in snapshot.incidents[:5])
         self.query_one("#incidents", Static).update(text)
 
     def _head(self, snapshot: TopSnapshot) -> Text:
         clock = datetime.fromtimestamp(snapshot.time_ns / 1e9, UTC).strftime("%H:%M:%S UTC")
         late = [line.rank for line in snapshot.ranks if line.late]
-        first = Text.assemble((snapshot.title, "bold"), f"  {clock}", "  paused" * self._paused)
+        first = Text.assemble(
+            (plain(snapshot.title), "bold"), f"  {clock}", "  paused" * self._paused
+        )
         if snapshot.jobs:
             line = job_head(snapshot.jobs, list(JOB_SORTS)[self._job_sort])
             return Text("\n").join([first, Text(line)])
@@ -140,7 +143,7 @@ class TopApp(App[None]):
         where = [f"{len(nodes)} node{'s' * (len(nodes) != 1)}"] if nodes else []
         if snapshot.note and not snapshot.ranks:
             note = " · ".join([*where, snapshot.note])
-            return Text("\n").join([first, Text(note, "yellow")])
+            return Text("\n").join([first, Text(plain(note), "yellow")])
         parts = [
             *where,
             f"ranks {len(snapshot.ranks)}",
@@ -154,9 +157,9 @@ class TopApp(App[None]):
         return Text("\n").join([first, Text(" · ".join(parts))])
 
     def _fill_jobs(self, snapshot: TopSnapshot) -> None:
-        table = self.query_one("#jobs", DataTable)
+        table = self.query_one("#jobs", SteadyTable)
         table.display = bool(snapshot.jobs)
-        self.query_one("#ranks", DataTable).display = not snapshot.jobs
+        self.query_one("#ranks", SteadyTable).display = not snapshot.jobs
         if not snapshot.jobs:
             return  # the row stays where it is for the way back
         narrow = self.size.width < _NARROW_COLUMNS
@@ -165,19 +168,20 @@ class TopApp(App[None]):
             self._jobs_narrow = narrow
             table.clear(columns=True)
             table.add_columns(*job_columns(narrow=narrow))
-        table.clear()
         kept = kept_jobs(snapshot.jobs, self._filter, list(JOB_SORTS)[self._job_sort])
-        for line in kept[:_MOST_ROWS]:
-            table.add_row(*job_cells(line, snapshot.time_ns, narrow=narrow), key=line.key)
+        now = snapshot.time_ns
+        rows = [(line.key, job_cells(line, now, narrow=narrow)) for line in kept[:_MOST_ROWS]]
+        keys = [key for key, _ in rows]
         if len(kept) > _MOST_ROWS:
-            table.add_row("…", f"{len(kept) - _MOST_ROWS} more", key=_MORE)
-        keys = [line.key for line in kept[:_MOST_ROWS]]
+            rest = ("",) * (len(table.columns) - 2)
+            rows.append((_MORE, ("…", f"{len(kept) - _MOST_ROWS} more", *rest)))
+        table.fill(rows)
         table.move_cursor(row=keys.index(at) if at in keys else 0)
         if self.focused is None or self.focused.id == "ranks":
             table.focus()
 
     def _fill_ranks(self, snapshot: TopSnapshot) -> None:
-        table = self.query_one("#ranks", DataTable)
+        table = self.query_one("#ranks", SteadyTable)
         narrow = self.size.width < _NARROW_COLUMNS
         if narrow != self._narrow:
             self._narrow = narrow
@@ -185,22 +189,12 @@ class TopApp(App[None]):
             legend = " ".join(f"{letter}={phase.value}" for phase, letter in PHASE_LETTERS.items())
             table.add_columns("rank", "node", "step", "ms", "trend", "phases" if narrow else legend)
         row = table.cursor_row
-        table.clear()
-        wide = 24 if narrow else 60
         kept = self._kept(snapshot)
-        for line in kept[:_MOST_ROWS]:
-            style = LATE if line.late else ""
-            table.add_row(
-                Text(f"{line.rank}{' ◀' if line.late else ''}", style),
-                line.node,
-                str(line.step),
-                number(line.step_ms, digits=1),
-                spark(line.trend, 12 if narrow else 24),
-                phase_strip(line.phases, wide),
-                key=str(line.rank),
-            )
+        rows = [(str(line.rank), _rank_cells(line, narrow=narrow)) for line in kept[:_MOST_ROWS]]
         if len(kept) > _MOST_ROWS:
-            table.add_row("…", f"{len(kept) - _MOST_ROWS} more", "", "", "s sorts", "", key=_MORE)
+            more = f"{len(kept) - _MOST_ROWS} more"
+            rows.append((_MORE, ("…", more, "", "", "s sorts", "")))
+        table.fill(rows)
         if table.row_count:
             table.move_cursor(row=min(row, table.row_count - 1))
 
@@ -214,15 +208,18 @@ class TopApp(App[None]):
         return sorted(kept, key=list(_SORTS.values())[self._sort])
 
     def _fill_devices(self, snapshot: TopSnapshot) -> None:
-        table = self.query_one("#devices", DataTable)
+        table = self.query_one("#devices", SteadyTable)
         table.display = bool(snapshot.devices)
-        table.clear()
         wanted = self._filter.lower()
         kept = [line for line in snapshot.devices if wanted in line.node.lower()]
-        for line in kept[:_MOST_ROWS]:
-            table.add_row(*_device_cells(line), key=f"{line.node} {line.kind} {line.name}")
+        rows = [
+            (f"{line.node} {line.kind} {line.name}", _device_cells(line))
+            for line in kept[:_MOST_ROWS]
+        ]
         if len(kept) > _MOST_ROWS:
-            table.add_row(f"… {len(kept) - _MOST_ROWS} more: / filters", key=_MORE)
+            more = f"… {len(kept) - _MOST_ROWS} more: / filters"
+            rows.append((_MORE, (more, *("",) * (len(table.columns) - 1))))
+        table.fill(rows)
 
     def action_sort(self) -> None:
         """Sort by the next column."""
@@ -269,8 +266,8 @@ class TopApp(App[None]):
         field = self.query_one("#filter", Input)
         field.value = self._filter
         field.remove_class("shown")
-        jobs = self._job is None and self.query_one("#jobs", DataTable).row_count > 0
-        self.query_one("#jobs" if jobs else "#ranks", DataTable).focus()
+        jobs = self._job is None and self.query_one("#jobs", SteadyTable).row_count > 0
+        self.query_one("#jobs" if jobs else "#ranks", SteadyTable).focus()
         if self._shown:
             self.show(self._shown)
 
@@ -292,7 +289,18 @@ class TopApp(App[None]):
             self.push_screen(_Detail(_rank_text(line)))
 
 
-def _key_at_cursor(table: DataTable[Text | str]) -> str | None:
+def _rank_cells(line: RankLine, *, narrow: bool) -> tuple[Text | str, ...]:
+    return (
+        Text(f"{line.rank}{' ◀' if line.late else ''}", LATE if line.late else ""),
+        line.node,
+        str(line.step),
+        number(line.step_ms, digits=1),
+        spark(line.trend, 12 if narrow else 24),
+        phase_strip(line.phases, 24 if narrow else 60),
+    )
+
+
+def _key_at_cursor(table: SteadyTable) -> str | None:
     if not table.row_count:
         return None
     return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
@@ -313,7 +321,7 @@ def _device_cells(line: DeviceLine) -> tuple[str, ...]:
 
 def _node_text(node: str, shown: TopSnapshot) -> Text:
     """Return everything that is shown of one node: its ranks, devices and incidents."""
-    text = Text(f"node {node}\n", "bold")
+    text = Text(f"node {plain(node)}\n", "bold")
     for line in shown.ranks:
         if line.node == node:
             mark = "  the others wait for it" if line.late else ""
@@ -322,17 +330,19 @@ def _node_text(node: str, shown: TopSnapshot) -> Text:
         if device.node == node:
             name, *cells = _device_cells(device)
             told = "  ".join(cell for cell in cells if cell != "–")
-            text.append(f"{name.removeprefix(node).strip():<12} {told}\n", "")
+            text.append(f"{plain(name.removeprefix(node).strip()):<12} {told}\n", "")
     about = [one for one in shown.incidents if f":{node}" in one]
     for incident in about:
-        text.append(f"{incident}\n", "yellow")
+        text.append(f"{plain(incident)}\n", "yellow")
     if not about:
         text.append("no open incident\n", "")
     return text
 
 
 def _rank_text(line: RankLine) -> Text:
-    text = Text(f"rank {line.rank} on {line.node or 'this node'}, step {line.step}\n", "bold")
+    text = Text(
+        f"rank {line.rank} on {plain(line.node) or 'this node'}, step {line.step}\n", "bold"
+    )
     text.append(f"median step {line.step_ms:.2f} ms\n{spark(line.trend, 60)}\n\n", "")
     for phase in PHASES:
         share = line.phases.get(phase, 0.0)

@@ -300,3 +300,75 @@ def test_a_job_of_the_imported_history_is_listed_too(server):
     source.close()
     assert found["4200"].nodes == ("c009",)
     assert "4101" in found
+
+
+HOSTILE = "[/]\x1b[31m[bold]x"
+
+
+def test_names_from_elsewhere_neither_steer_the_terminal_nor_are_mark_up():
+    """A closing tag that nothing opened raises where texts are read as mark-up."""
+    jobs = (dataclasses.replace(JOBS[0], name=HOSTILE, user=HOSTILE, key="[/]1"),)
+    device = dataclasses.replace(SNAPSHOT.devices[0], node="[/]n")
+    fleet = dataclasses.replace(
+        FLEET, title=HOSTILE, jobs=jobs, devices=(device,), incidents=(HOSTILE,)
+    )
+
+    async def script(app, pilot):
+        shown = rows(app, "#jobs")[0]
+        assert shown[:3] == ["[/]1", "[/]?[31m[bold]x", "[/]?[31m[bold]x"]
+        assert rows(app, "#devices")[0][0] == "[/]n gpu0"
+        for place in ("#head", "#incidents"):
+            assert "\x1b" not in str(app.query_one(place).render())
+        app.query_one("#devices").focus()
+        await pilot.press("enter")
+        await pilot.pause()
+        assert "node [/]n" in str(app.screen.query_one("#detail").render())
+
+    drive(Jobs(fleet), script, (160, 50))
+
+
+def test_several_runs_of_a_job_that_slurm_lists_no_more_are_one_line(server):
+    """Two lines with one key would end the screen."""
+    for n, run in enumerate(("again-1", "again-2")):
+        steps = step_rows(run, 2).with_columns(pl.col("start_ns") + n * S)
+        server.store.submit({"steps": steps}, owners=[(run, "3999", "ben", "lab", None)]).result()
+    source = top(server.url)
+    source.now_ns = lambda: NOW
+    found = [line for line in source.snapshot().jobs if line.key == "3999"]
+    source.close()
+    assert [line.run for line in found] == ["again-2"]
+
+
+def test_what_was_read_a_moment_ago_is_not_read_again_and_nothing_is_missed(server):
+    asked = []
+    source = top(server.url)
+    source.now_ns = lambda: NOW
+    table, latest = source.store.table, source.store.latest
+
+    def told(name, since, until, filters):
+        asked.append((name, since))
+        return table(name, since, until, filters)
+
+    source.store.table = told
+    source.store.latest = lambda *args: asked.append(args[0]) or latest(*args)
+    server.store.append("steps", step_rows("inc", 3))
+    first = source._of_run("inc", {}, NOW)
+    more = step_rows("inc", 3).with_columns(pl.col("step") + 10, pl.col("start_ns") + S)
+    server.store.append("steps", more)
+    second = source._of_run("inc", {}, NOW + S)
+    source._whole_ns -= 31 * S
+    third = source._of_run("inc", {}, NOW + S)
+    # The newest of the first ten began two seconds before NOW.
+    assert [since for _, since in asked] == [NOW - 60 * S, NOW - 17 * S, NOW - 59 * S]
+    assert [line.step for line in first.ranks] == [9, 9, 9]
+    assert [(line.step, len(line.trend)) for line in second.ranks] == [(19, 20)] * 3
+    assert second.ranks == third.ranks
+    del asked[:]
+    devices = source._devices_of(NOW)
+    assert asked
+    del asked[:]
+    assert source._devices_of(NOW + S) is devices
+    assert not asked
+    source._devices_of(NOW + 5 * S)
+    source.close()
+    assert asked
