@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kansoku.catalog.accelerators import accelerator
 from kansoku.catalog.models import ModelShape, model_shape
 from kansoku.errors import InputError
 from kansoku.plan.flops import step_flops, utilisation
@@ -62,14 +63,10 @@ def test_palm_convention():
 )
 def test_dgx_cloud_mfu_within_half_a_point(row):
     name = {"Nemotron4-15B": "nemotron4-15b"}.get(row["model"], row["model"])
-    peak = {
-        ("H100", "BF16"): 989e12,
-        ("H100", "FP8"): 1979e12,
-        ("GB200", "BF16"): 2450e12,
-        ("GB200", "FP8"): 4900e12,
-    }
+    device = accelerator({"H100": "h100-sxm", "GB200": "gb200"}[row["gpu"]])
+    peak = device.peak_flops[row["precision"].lower()] * int(row["gpus"])
     flops = step_flops(model_shape(name), global_batch=int(row["gbs"]), seq=int(row["seq"]))
-    got = mfu(flops, float(row["step_s"]), peak[row["gpu"], row["precision"]] * int(row["gpus"]))
+    got = mfu(flops, float(row["step_s"]), peak)
     assert abs(round(100 * got.value, 2) - float(row["published_mfu_pct"])) <= 0.5 + 1e-9
 
 
