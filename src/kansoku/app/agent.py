@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from kansoku.app.resources import sampling_interval_s
 from kansoku.catalog.metrics import metrics
 from kansoku.errors import ConfigurationError, KansokuError
 from kansoku.node import CollectorStatus, Host, Round, Rounds, Sample, labels, load_collectors
+from kansoku.node.edge.fast import FastSampler
 from kansoku.node.edge.machine import Machine
 from kansoku.node.rows import SeriesText, event_rows, sample_rows
 from kansoku.node.switch import SwitchTarget, read_switches
@@ -108,6 +110,7 @@ class Agent:
                 settings.samples_folder,
                 node=self.host.name,
                 policy=SamplingPolicy(interval_s=settings.sampling_interval_s),
+                start=partial(FastSampler, root=settings.root),
             )
             if settings.samples_folder is not None
             else None

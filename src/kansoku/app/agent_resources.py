@@ -13,7 +13,7 @@ from pathlib import Path
 
 import polars as pl
 
-from kansoku.app.resources import gpu_of, places_of, record_resources
+from kansoku.app.resources import gpu_of, places_of
 from kansoku.model import RunFacts
 from kansoku.node import Sample
 from kansoku.node.edge.fast import FastSampler
@@ -51,7 +51,7 @@ class NodeSampling:
         *,
         node: str,
         policy: SamplingPolicy | None = None,
-        start: Callable[..., FastSampler] = record_resources,
+        start: Callable[..., FastSampler] = FastSampler,
     ) -> None:
         """Keep samples of ``node`` under ``folder``; nothing runs yet."""
         self._folder = folder
