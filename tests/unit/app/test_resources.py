@@ -1,5 +1,7 @@
 """Places of ranks, the report's section, and sampling that never harms the job."""
 
+from dataclasses import replace
+
 import polars as pl
 import pytest
 
@@ -54,6 +56,28 @@ def test_ranks_on_one_gpu_share_it():
     }  # fmt: skip
 
 
+def test_a_rank_has_the_gpu_and_the_nic_that_its_environment_names():
+    """Of the visible 6,7 local rank 1 has GPU 7, whose NIC is mlx5_11 on SAKURAONE."""
+    said = {"CUDA_VISIBLE_DEVICES": "6,7"}
+    ranks = facts(*(replace(rank(n, "c001"), extra=said) for n in range(2)))
+    found = places_of(ranks, cluster=load_cluster("sakuraone-h100"))
+    assert [found[n].gpu for n in range(2)] == ["gpu6", "gpu7"]
+    assert found[1].nics == ("mlx5_11",)
+    (lost,) = places_of(
+        facts(replace(rank(0, "n"), extra={"CUDA_VISIBLE_DEVICES": "MIG-1"}))
+    ).values()
+    assert lost.gpu is None
+    assert "MIG" in lost.note
+
+
+def test_a_rank_seen_from_outside_is_on_a_gpu_where_there_are_some():
+    seen = replace(rank(1, "n"), device=None, recorder="attach")
+    assert places_of(facts(seen), uuids={"n": {"GPU-a": "gpu0"}})[1].gpu == "gpu1"
+    assert places_of(facts(seen))[1].gpu is None
+    inside = replace(seen, recorder="in_process")
+    assert places_of(facts(inside), uuids={"n": {"GPU-a": "gpu0"}})[1].gpu is None
+
+
 @pytest.fixture
 def use():
     samples = pl.DataFrame(
@@ -92,6 +116,14 @@ def test_sampling_writes_beside_the_run_and_reads_back(tmp_path, monkeypatch):
         pass
     found = run_samples(tmp_path)
     assert set(found["node"]) <= {"n"}
+
+
+def test_sampling_notes_who_else_is_on_the_node(tmp_path, monkeypatch):
+    monkeypatch.setenv("KANSOKU_SAMPLING_MS", "10")
+    with watched_resources(tmp_path / "n", "n", rings=tmp_path / "rings" / "own"):
+        pass
+    seen = run_samples(tmp_path).filter(pl.col("quantity") == "other_ranks")
+    assert set(seen.filter(pl.col("device") == "node")["value"]) == {0.0}
 
 
 @pytest.mark.parametrize("setting", ["0", "nonsense"])
