@@ -42,7 +42,11 @@ def kind_of(
     ``ended`` says whether the job is over; None where nobody knows.
     """
     rules = {o.rule for o in seen}
-    mine = [o for o in seen if o.kind == "job" and not _survived(o, progress_ns, policy)]
+    mine = [
+        o
+        for o in seen
+        if o.kind == "job" and not o.handled and not _survived(o, progress_ns, policy)
+    ]
     deaths = [o for o in mine if o.role in {"root", "either"} and o.rule not in _TIMEOUTS]
     died = bool(deaths) or any(o.role == "cascade" and o.rule not in _TIMEOUTS for o in mine)
     if lead is not None and lead.component in {"silent corruption", "numerics"}:

@@ -251,6 +251,7 @@ class LineReader:
                 rank=rank,
                 device=found.device,
                 target=found.target,
+                handled=found.handled,
             )
 
     def _heal(self, line: str, node: str | None, time_ns: int | None) -> None:

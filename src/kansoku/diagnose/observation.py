@@ -43,6 +43,8 @@ class Observation:
     locates: bool = False
     """It says where, hardly why: it supports whatever else is known of its rank or node."""
 
+    handled: bool = False
+    """The program met it and went on."""
     programs: int = 1
     """Different processes that it happened to."""
     healed_ns: int | None = None

@@ -26,6 +26,8 @@ class Policy:
     before_slow_ns: int = 180 * _SECOND
     after_slow_ns: int = 600 * _SECOND
     """What began so near to a slow-down may be why, though the job goes on."""
+    many_retries: int = 8
+    """So many retries of one thing that began with a slow-down may be why it is slow."""
     flaps: int = 4
     """Recoveries of one thing that returns so often heal nothing."""
     healed_gap_ns: int = 60 * _SECOND

@@ -22,6 +22,7 @@ from kansoku.diagnose.daemons import TOLD_OF_LOSS, silent_daemons
 from kansoku.diagnose.kinds import NUMERICS, kind_of, stuck_since
 from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.policy import Policy
+from kansoku.diagnose.recognise import HANDLED_WEIGHT
 from kansoku.model import Domain, Evidence, Hypothesis, Incident, Subject, Verdict
 
 __all__ = ["Context", "Progress", "diagnose"]
@@ -243,6 +244,21 @@ def _accused(seen: Iterable[Observation]) -> str | None:
     mine = len(by_peer[peer] - {peer})
     alike = [p for p in by_peer if p != peer and len(by_peer[p]) >= mine]
     return peer if mine >= 2 and 2 * mine > len(nodes) and not alike else None
+
+
+def _slowed_by_retries(
+    seen: Iterable[Observation], slow_ns: int | None, policy: Policy
+) -> list[Observation]:
+    """Give back their weight to the many retries that began when steps became slower.
+
+    What a program gets over kills nobody, but each time costs.
+    """
+    return [
+        replace(one, role="either", strength=min(one.strength / HANDLED_WEIGHT, 1.0))
+        if one.handled and one.repeats >= policy.many_retries and _came_with(one, slow_ns, policy)
+        else one
+        for one in seen
+    ]
 
 
 def _set_up_otherwise(seen: Iterable[Observation], context: Context) -> str | None:
@@ -542,6 +558,7 @@ def diagnose(
     if not wrong:
         return None
     onset_ns = _onset(seen, context, policy)
+    seen = _slowed_by_retries(seen, _slow_since(seen), policy)
     scoped = _by_scope(seen, onset_ns, context, policy)
     groups, doubts = _groups(scoped, onset_ns, context, policy)
     ranked = sorted(

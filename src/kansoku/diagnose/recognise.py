@@ -15,7 +15,15 @@ from kansoku.catalog.xid import Code, codes
 from kansoku.diagnose.observation import Observation
 from kansoku.model import Domain
 
-__all__ = ["Recognised", "by_code", "placed", "progress_of", "recognise", "says_healed"]
+__all__ = [
+    "HANDLED_WEIGHT",
+    "Recognised",
+    "by_code",
+    "placed",
+    "progress_of",
+    "recognise",
+    "says_healed",
+]
 
 _XID = re.compile(r"(?<![A-Za-z])Xid\b\s*(?:\([^)\n]*\))?\s*[:=]?\s*(\d{1,3})\b", re.IGNORECASE)
 _SXID = re.compile(r"SXid\b\s*(?:\([^)\n]*\))?\s*[:=]?\s*(\d{5})\b", re.IGNORECASE)
@@ -114,6 +122,7 @@ _HANDLED = re.compile(
     r"|polled)\b",
     re.IGNORECASE,
 )
+HANDLED_WEIGHT = 0.3
 _HEALED = re.compile(
     r"\blink (?:is )?up\b|\brestored\b|\brecovered\b|\breconnected\b|\b(?:now|again) responding\b"
     r"|\bresponding again\b|\bback (?:online|up|in service)\b|\bgained carrier\b|"
@@ -139,6 +148,8 @@ class Recognised:
     action: str
     device: str | None = None
     target: str | None = None
+    handled: bool = False
+    """The program met it and went on."""
 
 
 _ROLE_ORDER = {"noise": 0, "root": 1, "cascade": 2, "either": 3, "symptom": 4, "info": 5}
@@ -305,7 +316,7 @@ def recognise(text: str, *, extra: Sequence[Signature] = ()) -> Recognised | Non
     said = _recognise(text, extra)
     if said is None or said.role in {"info", "cascade"} or not _HANDLED.search(text):
         return said
-    return replace(said, role="symptom", strength=said.strength * 0.3)
+    return replace(said, role="symptom", strength=said.strength * HANDLED_WEIGHT, handled=True)
 
 
 def placed(said: Recognised, text: str) -> Recognised:

@@ -203,3 +203,18 @@ def test_a_start_up_that_fails_on_the_one_node_set_up_otherwise_is_that_nodes():
     assert diagnose([odd, fails], context(**where)).hypotheses[0].domain is Domain.APPLICATION
     both = [odd, fails, replace(fails, node="n1", rank=0)]
     assert diagnose(both, none).hypotheses[0].domain is Domain.APPLICATION
+
+
+def test_many_retries_that_began_with_the_slow_down_are_why_and_few_are_not():
+    slow = seen("metric:step time", "application", at=-600, role="symptom", kind="metric")
+    slow = replace(slow, strength=0.3)
+    retries = seen(
+        "st-s3", "storage", at=-590, role="symptom", strength=0.2, kind="job", handled=True,
+        repeats=40,
+    )  # fmt: skip
+    retries = replace(retries, last_ns=T)
+    incident = diagnose([slow, retries], context())
+    assert (incident.kind, incident.hypotheses[0].domain) == ("slow", Domain.STORAGE)
+    few = diagnose([slow, replace(retries, repeats=3)], context())
+    before = diagnose([slow, replace(retries, time_ns=T - 3000 * S)], context())
+    assert [i.hypotheses[:1] for i in (few, before) if i.hypotheses] == []

@@ -3,6 +3,7 @@
 import pytest
 from tests.labs.node_tree import make_node, write
 
+from kansoku.app.guard import guard
 from kansoku.errors import ConfigurationError
 from kansoku.node.edge.machine import Machine
 from kansoku.node.guard import CHECKS, GuardPolicy, guard_policy
@@ -136,3 +137,11 @@ def test_a_policy_with_an_unknown_key_is_refused():
     with pytest.raises(ConfigurationError, match="list of names"):
         guard_policy({"nics": "mlx5_0"}, "guard.toml")
     assert guard_policy({"gpus": 8, "nics": ["a"]}, "x") == GuardPolicy(gpus=8, nics=("a",))
+
+
+def test_a_refused_policy_is_told_once_and_blocks_nothing():
+    answer = guard(
+        lambda: guard_policy({"gpus": "many"}, "g.toml"), occasion="prolog", budget_s=60.0
+    )
+    assert not answer.blocked
+    assert answer.broken == "ConfigurationError: g.toml: gpus must be a number, not 'many'"

@@ -172,6 +172,8 @@ def policy_in_time(read: Callable[[], GuardPolicy], *, budget_s: float) -> Guard
     def work(pipe: int) -> None:
         try:
             answer: dict[str, Any] = {"policy": asdict(read())}
+        except ConfigurationError as error:
+            answer = {"error": str(error)}
         except Exception as error:  # noqa: BLE001 - told to the parent, which fails open
             answer = {"error": f"{type(error).__name__}: {error}"}
         os.write(pipe, json.dumps(answer).encode())
