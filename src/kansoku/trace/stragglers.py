@@ -136,10 +136,9 @@ def find_stragglers(
     """
     policy = policy or StragglerPolicy()
     usable = steps.filter(pl.col("complete"))
-    ranks = usable["rank"].n_unique()
-    if ranks < 2:
-        why = "one rank has no peers to compare with" if ranks else "no rank completed a step"
-        return _unknown(why, policy)
+    if usable["rank"].n_unique() < 2:
+        alone = "one rank has no peers to compare with"
+        return _unknown("no rank completed a step" if usable.is_empty() else alone, policy)
     blame, waits = _blame(matched), _waits(matched)
     found: list[Straggler] = []
     rotating: list[float] = []
