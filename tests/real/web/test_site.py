@@ -1,9 +1,11 @@
 """The machine's pages in Debian's Chromium, over a made-up day of 100 nodes."""
 
+import dataclasses
 import hashlib
 import json
 import subprocess
 import sys
+import time
 
 import httpx
 import polars as pl
@@ -13,6 +15,7 @@ from axe_playwright_python.sync_playwright import Axe
 from tests.labs.fleet_day import DAY_END_NS
 
 from kansoku.app.serve import Server, ServeSettings
+from kansoku.store import LocalStore
 
 pytestmark = pytest.mark.real
 S = 10**9
@@ -227,6 +230,24 @@ def test_a_live_page_follows_and_keeps_zoom_and_open_parts(site, show):
     assert page.evaluate(view) == zoomed
     assert page.locator("details.alternative").first.get_attribute("open") is not None
     page.close()
+
+
+def test_a_page_catches_up_with_what_came_while_the_server_was_away(show, tmp_path):
+    """No row arrives after the restart, so no tick tells the page to ask."""
+    settings = ServeSettings(folder=tmp_path, port=0, otlp_port=None, grpc_port=None)
+    with Server(settings) as server:
+        port = httpx.URL(server.url).port
+        page = show(f"{server.url}/incidents").page
+        page.wait_for_selector("#pulse[data-state=live]")
+    page.wait_for_selector("#pulse[data-state=waiting]")
+    with LocalStore(tmp_path) as store:
+        now = time.time_ns()
+        row = {"id": "inc-away", "onset_ns": now - 5 * S, "time_ns": now - 4 * S, "kind": "hang",
+               "subject": "node:c042", "domain": "network", "state": "open"}  # fmt: skip
+        store.append("incidents", pl.DataFrame([row]))
+    with Server(dataclasses.replace(settings, port=port)):
+        page.wait_for_selector("td a:has-text('inc-away')", timeout=20_000)
+        page.close()
 
 
 def test_theme_language_and_zone_are_kept(site, show):

@@ -302,3 +302,13 @@ def test_idle_capacity_says_which_pending_job_would_fit_where(client, day):
     table = page.split("<caption>Which pending job would fit where")[1].split("</table>")[0]
     assert table.count("<tr") == 1 + len(wanted)
     assert [node for node in free if len(free) == 1 and node not in table] == []
+
+
+@pytest.mark.parametrize("rest", ["", "/ranks/2", "/steps/3", "/columns/matrix"])
+def test_a_run_is_found_by_the_name_of_its_folder_too(client, rest):
+    """`kansoku run --out STORE/runs/NAME`: people remember the name, not the run's id."""
+    by_id = client.get(f"/api/v1/pages/runs/slow{rest}")
+    by_name = client.get(f"/api/v1/pages/runs/a{rest}")
+    assert by_id.status_code == by_name.status_code
+    assert by_id.content == by_name.content
+    assert client.get("/runs/a").status_code == 200

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from kansoku.app.serve.access import Access, is_loopback
 from kansoku.app.serve.api import Api, api_routes
 from kansoku.app.serve.fabric import fabric_counts, fabric_service, has_fabric
-from kansoku.app.serve.session import CookieSession
+from kansoku.app.serve.session import CookieSession, StrictAnswers
 from kansoku.app.watch import LiveWatch, WatchSettings
 from kansoku.catalog import Cluster
 from kansoku.errors import ConfigurationError, DependencyError, PlatformError
@@ -150,7 +150,7 @@ class Server:
         # Pages come last: they answer every address that is nobody else's.
         pages = [*routes, *web_routes(self.store, self.access, **more)]
         every = [*api_routes(api), *incoming, *incoming_fabric, *pages]
-        self.app = CookieSession(Starlette(routes=every))
+        self.app = StrictAnswers(CookieSession(Starlette(routes=every)))
         self._otlp_app = Starlette(routes=incoming)
         self.watch = LiveWatch(self.store, settings.watch) if settings.watch else None
         self._grpc: GrpcReceiver | None = None

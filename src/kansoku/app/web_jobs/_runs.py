@@ -174,9 +174,14 @@ def _facts_of(file: Path, mtime_ns: int, size: int) -> object:
 
 
 def need_run(reading: Reading, run: str) -> KnownRun:
-    """Return a run; raise MissingError where the reader sees none of this id."""
-    for one in known_runs(reading):
+    """Return a run by id or name of its folder; raise MissingError where the reader sees none."""
+    known = known_runs(reading)
+    for one in known:
         if one.run == run:
+            return one
+    # ``kansoku run --out STORE/runs/NAME``: the name is what its owner remembers.
+    for one in known:
+        if one.folder is not None and one.folder.name == run:
             return one
     raise MissingError(f"no run {run!r} is known here", remedy="see the runs on the jobs page")
 

@@ -11,7 +11,7 @@ export function live(refresh) {
   const pulse = document.getElementById("pulse");
   if (!tables) return;
   pulse.hidden = false;
-  let last = 0, waiting = null, busy = false;
+  let last = 0, waiting = null, busy = false, missed = false;
   const state = (name, text) => { pulse.dataset.state = name; pulse.textContent = text; };
   state("waiting", t("not connected"));
   async function go() {
@@ -33,9 +33,14 @@ export function live(refresh) {
     if (waiting === null) waiting = setTimeout(go, Math.max(LEAST_MS - (performance.now() - last), 0));
   }
   const source = new EventSource(`/live?tables=${encodeURIComponent(tables)}`);
-  source.addEventListener("open", () => state("live", t("live")));
+  source.addEventListener("open", () => {
+    state("live", t("live"));
+    // What arrived while nobody told is asked for at once, not with the next row.
+    if (missed) { missed = false; soon(); }
+  });
   source.addEventListener("fresh", () => { if (!document.hidden) soon(); });
   source.addEventListener("error", () => {
+    missed = true;
     state("waiting", t("not connected"));
     // A refusal ends the stream for good: ask for the page now and then instead.
     if (source.readyState === EventSource.CLOSED) setInterval(() => { if (!document.hidden) soon(); }, 15_000);
