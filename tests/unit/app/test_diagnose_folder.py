@@ -69,6 +69,8 @@ def test_what_cannot_be_read_beside_a_log_is_named(tmp_path):
     (target / "job.log").write_text("2026-03-04 05:00:00 step 1 loss 2.0\n")
     (target / "gone.log").symlink_to(tmp_path / "nowhere")
     (target / "ring.log").symlink_to("ring.log")
+    for name in ("nodes.parquet", "nodes.csv", "nccl_trace_rank_0"):
+        (target / name).write_bytes(b"\x93\0\x01" * 99)
     done = kansoku(target, "--json")
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["verdict"]) == (0, "none")

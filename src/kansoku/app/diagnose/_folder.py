@@ -44,6 +44,13 @@ def _missing(bundle: Bundle) -> list[str]:
     return [text for text, there in kinds.items() if not there] + bundle.skipped
 
 
+def _read(bundle: Bundle, missing: Sequence[str]) -> tuple[str, ...]:
+    """Return what was read, without what turned out not to be what its name says."""
+    others = [str(path) for path in (*bundle.dumps, *bundle.traces, *bundle.runs)]
+    refused = "\n".join(missing)
+    return (*bundle.text_files, *(name for name in others if f"{name}: " not in refused))
+
+
 def _whole(bundle: Bundle) -> frozenset[str]:
     """Return the nodes of a job whose every rank NCCL has named; empty otherwise."""
     world = max(bundle.rank_nodes, default=0)
@@ -148,7 +155,7 @@ def diagnose_folder(
         checkpoint = kept
     return Diagnosis(
         incidents=() if incident is None else (incident,),
-        read=(*bundle.text_files, *map(str, [*bundle.dumps, *bundle.traces, *bundle.runs])),
+        read=_read(bundle, missing),
         missing=tuple(dict.fromkeys(missing)),
         policy=policy,
         checkpoint=checkpoint,

@@ -405,10 +405,15 @@ def _sort_in(path: Path, name: str, bundle: Bundle, texts: list[tuple[Path, str]
 
 def _read_table(path: Path, name: str, bundle: Bundle, texts: list[tuple[Path, str]]) -> None:
     """Take a table's numbers; a table without known numbers is read as text."""
+    if path.suffix not in {".parquet", ".gz"} and _is_binary(path):
+        bundle.skipped.append(f"{name}: binary, no table")
+        return
     try:
         rows = read_numbers(path, node=node_of_name(name), rank=rank_in_path(name))
     except (pl.exceptions.PolarsError, OSError, ValueError) as error:
         bundle.skipped.append(f"{name}: {str(error).splitlines()[0][:120]}")
+        if path.suffix == ".parquet":
+            return
         rows = pl.DataFrame(schema=MEASURE_COLUMNS)
     if len(rows):
         bundle.numbers.append(rows)
