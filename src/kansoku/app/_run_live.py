@@ -64,7 +64,9 @@ def describe(ranks: list[RankNow], peak: Mapping[str, Any]) -> str | None:
     flops = sum(rank.flops or 0.0 for rank in timed) / step_s
     total = _peak_of(timed, peak)
     if flops and total:
-        parts.append(f"MFU {100 * flops / total:.1f} %")
+        ratio = flops / total
+        # More than the peak cannot be: it was measured too low, while the machine was busy.
+        parts.append(f"MFU {100 * ratio:.1f} %" if ratio <= 1 else "no MFU: the peak is too low")
     slowest = late_rank({rank.rank: rank.wait_ratio for rank in timed})
     parts.append(f"slowest rank {slowest}" if slowest is not None else "no rank stands out")
     return " · ".join(parts)

@@ -199,7 +199,8 @@ def _mfu(steps: pl.DataFrame, lines: tuple[RankLine, ...], peak: float | None) -
     if not lines or not peak or len(newest) < len(lines):
         return None
     slowest_ms = max(line.step_ms for line in lines)
-    return float(newest.sum()) / (slowest_ms / 1e3) / peak if slowest_ms else None
+    ratio = float(newest.sum()) / (slowest_ms / 1e3) / peak if slowest_ms else None
+    return ratio if ratio is None or ratio <= 1 else None  # above 100 % the peak is wrong
 
 
 @lru_cache(maxsize=65_536)
