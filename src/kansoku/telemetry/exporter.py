@@ -194,7 +194,7 @@ class Exporter:
         return self._spool.first() or (self._memory[0] if self._memory else None)
 
     def _run(self) -> None:
-        wait_s = _FIRST_WAIT_S
+        wait_s, away = _FIRST_WAIT_S, False
         while True:
             with self._changed:
                 while (record := self._next()) is None:
@@ -215,10 +215,16 @@ class Exporter:
                 if outcome.state == "retry":
                     self._retries += 1
                     self._last_error = outcome.reason
+                    if not away:  # said once an outage, not at every attempt
+                        _log.warning("rows wait in the spool: %s", outcome.reason)
+                    away = True
                     pause = max(wait_s, outcome.after_s or 0.0)
                     wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
                     self._changed.wait_for(lambda: self._closing, pause)
                     continue
+                if away:
+                    _log.warning("the receiver answers again")
+                    away = False
                 wait_s = _FIRST_WAIT_S
                 self._finish(record, outcome.state == "delivered", outcome.rejected_rows)
                 if outcome.state == "refused":

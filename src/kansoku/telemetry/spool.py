@@ -26,6 +26,7 @@ __all__ = ["Record", "Spool"]
 _HEADER = struct.Struct("<IQIII")
 _MAGIC = 0x4B53504C
 _SEGMENT = re.compile(r"\d{20}\.seg")
+_IDENTITY = re.compile(r"[0-9a-f]{24}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +76,13 @@ class Spool:
             self._owner = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.identity = self._identify()
-            self._delivered = self._read_delivered()
+            delivered = self._read_delivered()
+            self._delivered = delivered or 0
             self._segments: deque[_Segment] = deque()
             self._scan()
+            if delivered is None and not self._last:
+                # Numbers begin again: under the old name the receiver would take them for repeats.
+                self.identity = self._identify(anew=True)
         except BlockingIOError:
             os.close(self._owner)
             raise PlatformError("another process uses this spool", where=str(folder)) from None
@@ -85,10 +90,12 @@ class Spool:
             raise PlatformError(f"the spool cannot be used: {error}", where=str(folder)) from None
         self._writer: int | None = None
 
-    def _identify(self) -> str:
+    def _identify(self, *, anew: bool = False) -> str:
         path = self._folder / "identity"
-        if path.exists() and (text := path.read_text(encoding="ascii").strip()):
-            return text
+        if path.exists() and not anew:
+            text = path.read_text(encoding="utf-8", errors="replace").strip()
+            if _IDENTITY.fullmatch(text):
+                return text
         identity = secrets.token_hex(12)
         self._write_whole(path, identity)
         return identity
@@ -102,11 +109,12 @@ class Spool:
                 os.fsync(handle.fileno())
         temporary.replace(path)
 
-    def _read_delivered(self) -> int:
+    def _read_delivered(self) -> int | None:
         try:
-            return int((self._folder / "delivered").read_text(encoding="ascii"))
+            number = int((self._folder / "delivered").read_text(encoding="ascii"))
         except (FileNotFoundError, ValueError):
-            return 0
+            return None
+        return number if 0 <= number < 1 << 63 else None
 
     def _scan(self) -> None:
         last = self._delivered

@@ -235,3 +235,57 @@ def test_one_process_owns_a_spool(tmp_path):
     with pytest.raises(PlatformError, match="another process"):
         Spool(tmp_path)
     spool.close()
+
+
+@pytest.mark.parametrize("text", ["", "seven", "-1", "9" * 30, "é"])
+def test_numbers_that_begin_again_have_a_new_name(tmp_path, text):
+    """With the count of delivered batches lost, the receiver must not take new ones for repeats."""
+    spool = Spool(tmp_path)
+    old = spool.identity
+    spool.delivered(spool.put(b"x", rows=1))
+    spool.close()
+    (tmp_path / "delivered").write_text(text, encoding="utf-8")
+    for segment in tmp_path.glob("*.seg"):
+        segment.unlink()
+    spool = Spool(tmp_path)
+    assert spool.put(b"y", rows=1) == 1
+    assert spool.identity != old
+    kept = spool.identity
+    spool.close()
+    spool = Spool(tmp_path)
+    assert spool.identity == kept
+    spool.close()
+
+
+def test_batches_that_are_there_keep_their_name(tmp_path):
+    """Their numbers go on, and what was delivered of them is a repeat under the same name."""
+    spool = Spool(tmp_path)
+    old = spool.identity
+    spool.delivered(spool.put(b"x", rows=1))
+    spool.put(b"y", rows=1)
+    spool.close()
+    (tmp_path / "delivered").write_bytes(b"")
+    spool = Spool(tmp_path)
+    assert (spool.identity, spool.pending_batches) == (old, 2)
+    assert spool.put(b"z", rows=1) == 3
+    spool.close()
+
+
+@pytest.mark.parametrize("raw", [b"\xff\xfe", b"a b\r\nx: y", b"0" * 23])
+def test_a_broken_name_is_made_anew(tmp_path, raw):
+    (tmp_path / "identity").write_bytes(raw)
+    spool = Spool(tmp_path)
+    assert len(bytes.fromhex(spool.identity)) == 12
+    spool.close()
+
+
+def test_an_outage_is_said_once_with_its_reason(tmp_path, caplog):
+    receiver = Receiver([Outcome(state="retry", reason="HTTP 401: no")] * 3)
+    exporter = Exporter(receiver, spool=tmp_path)
+    exporter.put("metrics", rows(1))
+    assert exporter.flush(10)
+    exporter.close()
+    assert [one.getMessage() for one in caplog.records] == [
+        "rows wait in the spool: HTTP 401: no",
+        "the receiver answers again",
+    ]
