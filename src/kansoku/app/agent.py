@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import polars as pl
 
@@ -26,11 +27,20 @@ from kansoku.node.rows import SeriesText, event_rows, sample_rows
 from kansoku.node.switch import SwitchTarget, read_switches
 from kansoku.view import Column, Sentence, Table, Tone, View
 
-__all__ = ["Agent", "AgentSettings", "AgentSink", "agent_once", "default_spool", "run_agent"]
+__all__ = [
+    "Agent",
+    "AgentSettings",
+    "AgentSink",
+    "agent_once",
+    "check_endpoint",
+    "default_spool",
+    "run_agent",
+]
 
 _log = logging.getLogger(__name__)
 DEFAULT_ENDPOINT = "http://127.0.0.1:4318"
 _PROFILE_EVERY_S = 60.0
+_TREES = ("proc", "sys")
 
 
 class AgentSink(Protocol):
@@ -79,6 +89,27 @@ def default_spool() -> Path:
     return Path(state) / "kansoku" / "agent-spool"
 
 
+def check_endpoint(to: str, protocol: str) -> None:
+    """Raise ConfigurationError for an address nothing can be sent to, or with a secret in it."""
+    bare = protocol == "grpc" and "://" not in to
+    try:
+        parts = urlsplit(f"http://{to}" if bare else to)
+        web = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:
+        parts, web = urlsplit(""), False
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        # The address is not repeated: it stands in logs.
+        raise ConfigurationError(
+            "the address has a user, a query or a fragment",
+            where="--to",
+            remedy="http://HOST:PORT; the token is read from KANSOKU_TOKEN",
+        )
+    if not web:
+        raise ConfigurationError(
+            f"{to!r} is no address of a receiver", where="--to", remedy="http://HOST:PORT"
+        )
+
+
 class Agent:
     """Wires the machine, the collectors, the rings and the sink together."""
 
@@ -91,11 +122,15 @@ class Agent:
     ) -> None:
         """Make the collectors; raise ConfigurationError for a setting that is wrong."""
         self.settings = settings
+        if host is None and not any((Path(settings.root) / name).is_dir() for name in _TREES):
+            raise ConfigurationError(
+                "neither proc nor sys is there", where=f"--root {settings.root}",
+                remedy="give the folder where the host's /proc and /sys are mounted",
+            )  # fmt: skip
         self.host = host or Machine(root=settings.root, name=settings.node)
         switches: tuple[SwitchTarget, ...] = ()
         if settings.switches_file is not None:
-            text = settings.switches_file.read_text("utf-8")
-            switches = tuple(read_switches(text, where=str(settings.switches_file)))
+            switches = _switches(settings.switches_file)
         given = {
             "dcgm_url": settings.dcgm_url,
             "slurm_node": settings.slurm_node,
@@ -211,6 +246,14 @@ class Agent:
         self._rounds.close()
 
 
+def _switches(file: Path) -> tuple[SwitchTarget, ...]:
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot be read: {error}", where=f"--switches {file}") from None
+    return tuple(read_switches(text, where=str(file)))
+
+
 class _Profiler:
     """Profiles one rank after another in a thread of its own, so that no round waits for it."""
 
@@ -275,6 +318,7 @@ def run_agent(
     """
     from kansoku.telemetry import Exporter, MetricInfo
 
+    check_endpoint(to, protocol)
     known = metrics()
 
     def describe(name: str) -> MetricInfo | None:

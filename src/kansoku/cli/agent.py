@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from kansoku.app._agent_process import replace_process
-from kansoku.app.agent import DEFAULT_ENDPOINT, AgentSettings, agent_once
+from kansoku.app.agent import DEFAULT_ENDPOINT, AgentSettings, agent_once, check_endpoint
 from kansoku.cli._flags import JsonFlag
 from kansoku.cli._output import emit
 
@@ -27,7 +27,10 @@ def command(
         str, typer.Option("--protocol", help="arrow (kansoku serve), http or grpc (OTLP).")
     ] = "arrow",
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between rounds.")
+        float,
+        typer.Option(
+            "--interval", metavar="SECONDS", min=0.1, max=86400, help="Time between rounds."
+        ),
     ] = 10.0,
     once: Annotated[bool, typer.Option("--once", help="One round, printed, nothing sent.")] = False,
     only: Annotated[
@@ -81,5 +84,6 @@ def command(
         answer, view = agent_once(settings)
         emit(answer, view, as_json=json)
         return
+    check_endpoint(to, protocol)
     print(f"kansoku agent: every {interval:g} s to {to} ({protocol})", file=sys.stderr)
     replace_process(settings, to=to, protocol=protocol, spool=spool)
