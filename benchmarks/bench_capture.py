@@ -104,11 +104,11 @@ def added(bare, other):
     )
 
 
-def overhead(ranks, rounds, profiled):
+def overhead(ranks, rounds, profiled, layers):
     """Return step ms, and the overhead of recording (wall, CPU) and of the profiler (wall).
 
     The drain that ``kansoku run`` starts runs beside both kinds of block. Rings are where they are
-    by default: in memory.
+    by default: in memory. The layers are chosen for about 50 ms a step on two cores.
     """
     with (
         tempfile.TemporaryDirectory() as name,
@@ -128,7 +128,7 @@ def overhead(ranks, rounds, profiled):
         )  # fmt: skip
         try:
             subprocess.run(
-                [sys.executable, str(job), name, str(ranks), str(rounds), str(profiled)],
+                [sys.executable, str(job), name, *map(str, (ranks, rounds, profiled, layers))],
                 env=environment,
                 check=True,
                 timeout=500,
@@ -218,10 +218,10 @@ def main():
     span, clocks = span_cost_ns()
     phase = phase_cost_ns()
     speed, copy = read_speed()
-    step_ms, wall, cpu, profiler = overhead(4, ROUNDS, PROFILED)
+    step_ms, wall, cpu, profiler = overhead(4, ROUNDS, PROFILED, 2)
     rows = [
         *overhead_rows(4, step_ms, wall, cpu),
-        *overhead_rows(2, *overhead(2, ROUNDS, 0)[:3]),
+        *overhead_rows(2, *overhead(2, ROUNDS, 0, 7)[:3]),
         Row(
             what="torch.profiler on the same job of 4 ranks, step time",
             measured=profiler.percent,

@@ -1,11 +1,11 @@
 """Ranks of a small GPT over Gloo whose recording is switched while they run.
 
-Program of ``bench_capture``: ``capture_job.py FOLDER RANKS ROUNDS PROFILED``. Blocks of steps bare
-and recorded, and under torch.profiler in ``PROFILED`` of the rounds, follow each other in turn;
-every rank writes the median step time and the CPU time a step of every block. The recorder's switch
-takes every wrapper and native kernel out, so a bare block is the job without kansoku. A switch
-changes a class under every module and the interpreter specialises again: every block, bare or
-recorded, begins with a switch to and fro.
+Program of ``bench_capture``: ``capture_job.py FOLDER RANKS ROUNDS PROFILED LAYERS``. Blocks of
+steps bare and recorded, and under torch.profiler in ``PROFILED`` of the rounds, follow each other
+in turn; every rank writes the median step time and the CPU time a step of every block. The
+recorder's switch takes every wrapper and native kernel out, so a bare block is the job without
+kansoku. A switch changes a class under every module and the interpreter specialises again: every
+block, bare or recorded, begins with a switch to and fro.
 """
 
 import gc
@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 from torch.nn.parallel import DistributedDataParallel
 
 BLOCK, SETTLING = 10, 4
-VOCABULARY, WIDTH, HEADS, LAYERS, SEQUENCE, BATCH = 512, 128, 4, 4, 64, 4
+VOCABULARY, WIDTH, HEADS, SEQUENCE, BATCH = 512, 128, 4, 64, 4
 
 
 class Block(nn.Module):
@@ -39,8 +39,8 @@ class Block(nn.Module):
         return x + self.down(gelu(self.up(self.between(x))))
 
 
-def build():
-    blocks = (Block() for _ in range(LAYERS))
+def build(layers):
+    blocks = (Block() for _ in range(layers))
     head = nn.Linear(WIDTH, VOCABULARY)
     return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *blocks, nn.LayerNorm(WIDTH), head)
 
@@ -58,7 +58,7 @@ def steps(model, optimizer, batches, count):
     return wall
 
 
-def rank_main(rank, folder, ranks, rounds, profiled):
+def rank_main(rank, folder, ranks, rounds, profiled, layers):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group(
@@ -66,7 +66,7 @@ def rank_main(rank, folder, ranks, rounds, profiled):
     )
     from _kansoku import hooks
 
-    model = DistributedDataParallel(build())
+    model = DistributedDataParallel(build(layers))
     optimizer = torch.optim.AdamW(model.parameters())
     data = torch.randint(VOCABULARY, (64, SEQUENCE + 1))
 
