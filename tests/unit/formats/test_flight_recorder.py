@@ -79,3 +79,30 @@ def test_odd_entries_are_counted_not_fatal():
     state = state_of_dump({"entries": [3, None, *OLD["entries"]]}, rank=0, file="x")
     assert state.notes == ("2 entries were not understood",)
     assert len(state.operations) == 2
+
+
+def test_a_list_nested_in_itself_is_never_written_out(tmp_path):
+    """Forty doublings in a few hundred bytes: its text would have 2**40 elements."""
+    nested: list[object] = [0]
+    for _ in range(40):
+        nested = [nested, nested]
+    entry = {
+        "process_group": ("0", nested), "pg_id": nested, "collective_seq_id": 1,
+        "profiling_name": nested, "state": nested, "input_sizes": [nested],
+        "output_sizes": [[8], nested], "input_dtypes": [nested],
+    }  # fmt: skip
+    path = tmp_path / "dump_0"
+    group = {"name": nested, "desc": nested, "ranks": nested}
+    path.write_bytes(pickle.dumps({"pg_config": {"0": group}, "entries": [entry]}))
+    state = state_of_dump(read_dump(path), rank=0, file="dump_0")
+    assert state.operations[0].name == ""
+    assert state.operations[0].output_sizes == ((8,), ())
+
+
+def test_numbers_too_long_to_write_are_nothing(tmp_path):
+    path = tmp_path / "dump_0"
+    name = f"nccl:send 0->{'9' * 5000}"
+    entry = {"process_group": ("0", "x"), "pg_id": 1 << 99999, "profiling_name": name}
+    path.write_bytes(pickle.dumps({"pg_config": {}, "entries": [entry]}))
+    state = state_of_dump(read_dump(path), rank=0, file="dump_0")
+    assert state.operations[0].peer is None

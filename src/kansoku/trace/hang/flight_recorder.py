@@ -11,7 +11,8 @@ from kansoku.trace.hang.record import Group, Operation, RankState, Status
 __all__ = ["state_of_dump"]
 
 _BACKEND = re.compile(r"^(?:nccl|gloo|xccl|mpi|ucc|hccl)[:_]", re.IGNORECASE)
-_P2P = re.compile(r"^(send|recv)\w*\s*(\d+)\s*(->|<-)\s*(\d+)", re.IGNORECASE)
+_LARGEST = 1 << 63
+_P2P = re.compile(r"^(send|recv)\w*\s*(\d{1,9})\s*(->|<-)\s*(\d{1,9})(?!\d)", re.IGNORECASE)
 
 
 def _integer(value: object) -> int | None:
@@ -36,16 +37,26 @@ def _ranks(value: object) -> tuple[int, ...]:
     return tuple(rank for rank in value if isinstance(rank, int))
 
 
+def _text(value: object) -> str:
+    """Return a text or number as text, nothing for the rest.
+
+    A dump of some hundred bytes can nest one list in itself 2**40 times: writing it out never ends.
+    """
+    if isinstance(value, int) and not -_LARGEST < value < _LARGEST:
+        return ""
+    return str(value) if isinstance(value, (str, int, float)) else ""
+
+
 def _sizes(value: object) -> tuple[tuple[int, ...], ...]:
     if not isinstance(value, Sequence) or isinstance(value, str):
         return ()
-    return tuple(tuple(size) for size in value if isinstance(size, Sequence))
+    return tuple(_ranks(size) for size in value if isinstance(size, Sequence))
 
 
 def _texts(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return (value,)
-    return tuple(str(item) for item in value) if isinstance(value, Sequence) else ()
+    return tuple(_text(item) for item in value) if isinstance(value, Sequence) else ()
 
 
 def _groups(dump: Mapping[str, Any]) -> dict[str, Group]:
@@ -55,10 +66,10 @@ def _groups(dump: Mapping[str, Any]) -> dict[str, Group]:
     found = {}
     for key, row in config.items():
         if isinstance(row, Mapping):
-            name = str(row.get("name", key))
+            name = _text(row.get("name", key))
             found[name] = Group(
                 name=name,
-                description=str(row["desc"]) if row.get("desc") else None,
+                description=_text(row["desc"]) if row.get("desc") else None,
                 ranks=_ranks(row.get("ranks")),
             )
     return found
@@ -70,7 +81,7 @@ def _operation(entry: Mapping[str, Any]) -> Operation | None:
         group = group[0]
     elif group is None:
         group = entry.get("pg_name", entry.get("pg_id", "0"))
-    name = _BACKEND.sub("", str(entry.get("profiling_name", "")))
+    name = _BACKEND.sub("", _text(entry.get("profiling_name", "")))
     match = _P2P.match(name)
     peer = None
     if match is not None:
@@ -81,7 +92,7 @@ def _operation(entry: Mapping[str, Any]) -> Operation | None:
     sequence = entry.get("collective_seq_id", entry.get("seq_id"))
     is_p2p = bool(entry.get("is_p2p", match is not None))
     return Operation(
-        group=str(group),
+        group=_text(group),
         sequence=None if is_p2p else _integer(sequence),
         p2p_sequence=_integer(entry.get("p2p_seq_id")) if is_p2p else None,
         name=name,
@@ -95,7 +106,7 @@ def _operation(entry: Mapping[str, Any]) -> Operation | None:
 
 
 def _state(entry: Mapping[str, Any]) -> str:
-    state = str(entry.get("state", ""))
+    state = _text(entry.get("state", ""))
     if state in {"scheduled", "started", "completed"}:
         return state
     # Early dumps have only the two times that the watchdog found.
@@ -114,11 +125,11 @@ def _local_ids(dump: Mapping[str, Any], groups: Mapping[str, Group]) -> dict[str
     for entry in dump.get("entries") or ():
         group = entry.get("process_group") if isinstance(entry, Mapping) else None
         if isinstance(group, Sequence) and group and entry.get("pg_id") is not None:
-            known[str(entry["pg_id"])] = str(group[0])
+            known[_text(entry["pg_id"])] = _text(group[0])
     status = dump.get("pg_status")
     if not isinstance(status, Mapping):
         return known
-    ids = sorted((str(key) for key in status), key=lambda text: (len(text), text))
+    ids = sorted((_text(key) for key in status), key=lambda text: (len(text), text))
     names = sorted(groups, key=lambda text: (len(text), text))
     if len(ids) == len(names) and all(name.isdigit() for name in names):
         paired = dict(zip(ids, names, strict=True))
@@ -150,7 +161,7 @@ def _status(
         return found
     names = _local_ids(dump, groups)
     for key, row in table.items():
-        name = names.get(str(key))
+        name = names.get(_text(key))
         if name is None or not isinstance(row, Mapping):
             continue
         enqueued = _integer(row.get("last_enqueued_collective"))
