@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kansoku.errors import DependencyError, InputError
+from kansoku.app._trace_plain import plain_text
+from kansoku.errors import DependencyError, InputError, PlatformError
 from kansoku.formats.kineto import KinetoTrace, Source, find_sources, rank_from_name, read_trace
 from kansoku.trace.kineto.ranks import RankClaim, RankVerdict, resolve_ranks
 
@@ -48,7 +49,15 @@ def open_executor(
             from distributed import Client
         except ImportError:
             raise DependencyError.missing("--scheduler", "distributed", "dask") from None
-        with Client(scheduler, set_as_default=False) as client:
+        try:
+            client = Client(scheduler, set_as_default=False)
+        except (OSError, ValueError) as error:
+            raise PlatformError(
+                f"no Dask scheduler answers: {error}",
+                where=scheduler,
+                remedy="start one with `dask scheduler`; its address is tcp://HOST:8786",
+            ) from None
+        with client:
             yield client.get_executor(pure=False)
         return
     count = processes or os.cpu_count() or 1
@@ -168,7 +177,7 @@ def _read(
     except InputError as error:
         if source.named:
             raise
-        logger.warning("passed over: %s", error)
+        logger.warning("passed over: %s", plain_text(str(error)))
         return None
 
 
@@ -194,25 +203,28 @@ def rank_verdicts(
     parts: Sequence[Any], given: Mapping[str, int]
 ) -> tuple[list[RankClaim], list[RankVerdict]]:
     """Resolve the ranks of analysed files (records with file, said_rank, named_rank)."""
+    files = {part.file for part in parts}
+    unknown = [name for name in given if not any(_is_named(file, name) for file in files)]
+    if unknown:
+        raise InputError(
+            f"--rank {unknown[0]}={given[unknown[0]]}: no such file among the traces",
+            remedy="FILE is a trace's path, or its name in the folder or archive",
+        )
     claims = [
         RankClaim(
             file=part.file,
             said=part.said_rank,
             named=part.named_rank,
-            given=next(
-                (
-                    rank
-                    for name, rank in given.items()
-                    if name == part.file
-                    or Path(part.file.rpartition("!")[2]).name == Path(name).name
-                ),
-                None,
-            ),
+            given=next((rank for name, rank in given.items() if _is_named(part.file, name)), None),
             world_size=part.world_size,
         )
         for part in parts
     ]
     return claims, resolve_ranks(claims)
+
+
+def _is_named(file: str, name: str) -> bool:
+    return name == file or Path(file.rpartition("!")[2]).name == Path(name).name
 
 
 def short_name(name: str, *, width: int = 56) -> str:

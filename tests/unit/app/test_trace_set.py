@@ -3,7 +3,7 @@
 import pytest
 
 from kansoku.app._trace_set import given_ranks, open_executor, short_name
-from kansoku.errors import InputError
+from kansoku.errors import InputError, PlatformError
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,11 @@ def test_small_inputs_start_no_process():
         assert executor is None
     with open_executor(total_bytes=1 << 40, processes=1) as executor:
         assert executor is None
+
+
+def test_a_scheduler_that_is_none_is_said():
+    with (
+        pytest.raises(PlatformError, match="no Dask scheduler answers"),
+        open_executor(total_bytes=1, scheduler="nonsense://nowhere"),
+    ):
+        pass

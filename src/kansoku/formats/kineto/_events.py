@@ -63,6 +63,9 @@ class Arguments(msgspec.Struct, gc=False):
     sequence: Any = msgspec.field(default=None, name="Seq")
 
 
+_LOOSE_ARGUMENTS = {"correlation", "device", "stream", "bytes", "size"}
+
+
 class Event(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
     """One complete slice."""
 
@@ -297,7 +300,8 @@ def _from_dict(row: dict[str, Any]) -> Event:
         for name, key in zip(
             Arguments.__struct_fields__, Arguments.__struct_encode_fields__, strict=True
         ):
-            setattr(built, name, arguments.get(key))
+            value = arguments.get(key)
+            setattr(built, name, _loose(value) if name in _LOOSE_ARGUMENTS else value)
     category = _loose(row.get("cat"))
     return Event(
         cat=category if isinstance(category, str) else None,

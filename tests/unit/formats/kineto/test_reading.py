@@ -317,6 +317,33 @@ def test_chunks_of_one_file_over_processes(tmp_path, monkeypatch, packed):
     assert -1 not in alone.columns["correlation"][alone.of(RowKind.LAUNCH)]
 
 
+@pytest.mark.parametrize("key", ["correlation", "device", "stream", "bytes"])
+@pytest.mark.parametrize("value", [[1], {"a": [1]}])
+def test_an_argument_of_no_such_form_is_absent(tmp_path, key, value):
+    whole, odd = Job(), Job()
+    rows = events(whole)
+    expected = breakdown([write(tmp_path / "whole.json", text(whole, rows))]).to_json()["ranks"]
+    kernel = next(e for e in rows if e.get("cat") == "kernel")
+    kernel["args"][key] = value
+    found = breakdown([write(tmp_path / "odd.json", text(odd, rows))]).to_json()["ranks"]
+    assert found[0]["span_us"] == expected[0]["span_us"]
+    assert found[0]["busy_us"] == expected[0]["busy_us"]
+
+
+def test_a_passed_over_file_does_not_command_the_terminal(tmp_path, caplog):
+    write(tmp_path / "rank0.json", text(Job()))
+    (tmp_path / "\x1b[31mrank1.json").write_text("no trace")
+    breakdown([tmp_path])
+    assert r"\x1b[31mrank1.json" in caplog.text
+    assert "\x1b" not in caplog.text
+
+
+def test_a_rank_for_no_file_is_refused(tmp_path):
+    write(tmp_path / "a.json", text(Job()))
+    with pytest.raises(InputError, match=r"no such file among the traces"):
+        breakdown([tmp_path], ranks=["b.json=3"])
+
+
 def test_other_files_in_a_folder_are_passed_over(tmp_path, caplog):
     write(tmp_path / "rank0.json", text(Job()))
     write(tmp_path / "config.json", '{"lr": 1}')
