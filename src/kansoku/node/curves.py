@@ -1,14 +1,21 @@
 """A counter over time, made of readings that are some milliseconds apart."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    from kansoku.node import later_numpy as np
 
 __all__ = ["CUMULATIVE", "GAUGES", "Curve", "Floats", "Ints", "curve_of"]
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    Floats = npt.NDArray[np.float64]
+    Ints = npt.NDArray[np.int64]
+else:
+    Floats = Ints = Any
 
 CUMULATIVE = (
     "energy_j",
@@ -31,7 +38,7 @@ class Curve:
     gaps: tuple[Ints, Ints] | None = None
     """Starts and ends of times that it says nothing about, in order and disjoint."""
 
-    def covers(self, start: Ints, end: Ints) -> npt.NDArray[np.bool_]:
+    def covers(self, start: Ints, end: Ints) -> "npt.NDArray[np.bool_]":
         """Say which spans lie wholly between the first and the last reading, outside gaps."""
         if len(self.times) < 2:
             return np.zeros(len(start), dtype=bool)

@@ -16,13 +16,18 @@ never a part.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
 import polars as pl
 
 from kansoku.model import PHASES, Phase
 from kansoku.node.curves import CUMULATIVE, GAUGES, Curve, Floats, Ints, curve_of
 from kansoku.node.sharing import NODE, OTHER_RANKS, Others, others_of
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from kansoku.node import later_numpy as np
 
 __all__ = [
     "CUMULATIVE",

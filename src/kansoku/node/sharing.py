@@ -7,11 +7,16 @@ while their number is unknown it is nobody's, and a span that touches such a tim
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
 import polars as pl
 
 from kansoku.node.curves import Curve, Floats, Ints
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from kansoku.node import later_numpy as np
 
 __all__ = ["NODE", "OTHER_RANKS", "Claim", "Others", "other_ranks", "others_of"]
 
@@ -71,7 +76,7 @@ class Others:
         return edges, np.diff(curve.at(edges)), self.between(edges)
 
 
-def _gaps(edges: Ints, unknown: np.ndarray) -> tuple[Ints, Ints]:
+def _gaps(edges: Ints, unknown: "np.ndarray") -> tuple[Ints, Ints]:
     return edges[:-1][unknown], edges[1:][unknown]
 
 
