@@ -6,6 +6,7 @@ import pytest
 from tests.labs.node_tree import MLX5_COUNTERS, import_text, make_node, write
 
 from kansoku.catalog.metrics import metrics
+from kansoku.errors import InputError
 from kansoku.node import CommandResult, Event, Sample, load_collectors
 from kansoku.node.collector import BUILT_IN
 from kansoku.node.collectors.dcgm import Dcgm
@@ -290,6 +291,19 @@ def test_dcgm_samples_and_xid_events(host):
     (event,) = [e for e in items if isinstance(e, Event)]
     assert (event.kind, event.subject) == ("xid", "gpu:c001/0")
     assert [e for e in collector.collect(host) if isinstance(e, Event)] == []
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<html>not here</html>", "node_load1 0.5\n", "\x00\ufffd" * 9]
+)
+def test_an_answer_that_is_no_dcgm_exporter_is_said(host, text):
+    with pytest.raises(InputError, match="http://x: no DCGM metric in the answer"):
+        list(Dcgm(dcgm_url="http://x", fetch=lambda _: text).collect(host))
+
+
+def test_a_dcgm_exporter_with_only_sentinels_is_no_failure(host):
+    text = 'DCGM_FI_DEV_FB_USED{gpu="0"} 9223372036854775794\n'
+    assert list(Dcgm(dcgm_url="http://x", fetch=lambda _: text).collect(host)) == []
 
 
 class Answers:

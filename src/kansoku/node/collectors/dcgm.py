@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
+from kansoku.errors import InputError
 from kansoku.formats.dcgm import parse_dcgm
 from kansoku.node.collector import Collector
 from kansoku.node.host import Host
@@ -43,7 +44,10 @@ class Dcgm(Collector):
 
     def collect(self, host: Host) -> Iterable[Sample | Event]:
         """Sentinels are left out; MIG instances carry their id in ``kansoku.mig``."""
-        readings, _, _ = parse_dcgm(self._fetch(self._url or ""))
+        text = self._fetch(self._url or "")
+        readings, _, _ = parse_dcgm(text)
+        if not readings and "DCGM_FI_" not in text and "dcgm_" not in text:
+            raise InputError("no DCGM metric in the answer", where=self._url)
         for reading in readings:
             series = labels(
                 ("hw.id", reading.uuid),
