@@ -432,3 +432,15 @@ def test_appended_garbage_is_refused(server):
     assert "no Arrow stream" in orjson.loads(answer.content)["error"]
     with contextlib.suppress(httpx.HTTPError):
         assert httpx.post(f"{server.url}/api/v1/tables/none", content=b"").status_code == 404
+
+
+@pytest.mark.parametrize("raw", [None, b"no PEM"])
+def test_a_certificate_that_cannot_be_used_is_named(tmp_path, raw):
+    pem = tmp_path / "server.pem"
+    if raw is not None:
+        pem.write_bytes(raw)
+    settings = ServeSettings(
+        folder=tmp_path / "store", port=0, otlp_port=0, grpc_port=None, certificate=pem, key=pem
+    )
+    with pytest.raises(ConfigurationError, match=r"server\.pem: the certificate.* cannot be used"):
+        Server(settings).start()

@@ -223,6 +223,14 @@ class Server:
             ssl_ca_certs=str(settings.client_authority) if settings.client_authority else None,
             ssl_cert_reqs=ssl.CERT_REQUIRED if settings.client_authority else ssl.CERT_NONE,
         )
+        try:
+            config.load()
+        except OSError as error:
+            raise ConfigurationError(
+                f"the certificate, its key or the authority cannot be used: {error}",
+                where=f"{settings.certificate}, {settings.key}",
+                remedy="PEM files that this user can read",
+            ) from None
         server = uvicorn.Server(config)
         # Signals belong to the command, which calls stop().
         server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
