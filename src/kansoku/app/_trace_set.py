@@ -47,9 +47,12 @@ def open_executor(
     if scheduler is not None:
         try:
             from distributed import Client
+            from distributed.comm import resolve_address
         except ImportError:
             raise DependencyError.missing("--scheduler", "distributed", "dask") from None
         try:
+            # First the address alone: a client of a wrong one waits for ever when it goes away.
+            resolve_address(scheduler)
             client = Client(scheduler, set_as_default=False)
         except (OSError, ValueError) as error:
             raise PlatformError(

@@ -39,9 +39,10 @@ def test_small_inputs_start_no_process():
         assert executor is None
 
 
-def test_a_scheduler_that_is_none_is_said():
+@pytest.mark.parametrize("address", ["nonsense://nowhere", "foo", "tcp://no-such-host.invalid:1"])
+def test_a_scheduler_that_is_none_is_said(address):
     with (
         pytest.raises(PlatformError, match="no Dask scheduler answers"),
-        open_executor(total_bytes=1, scheduler="nonsense://nowhere"),
+        open_executor(total_bytes=1, scheduler=address),
     ):
         pass
