@@ -145,6 +145,10 @@ class ArrowTransport:
         response = self._http.post("/v1/kansoku/batch", record.payload, headers)
         if isinstance(response, Outcome):
             return response
+        if response.status_code in _NOT_OFFERED:
+            # It is the address that is wrong, or a proxy whose server is away: no batch's fault.
+            reason = f"HTTP {response.status_code}: not a kansoku server, or one behind a proxy"
+            return Outcome(state="retry", reason=reason, after_s=30.0)
         if response.status_code != 200:
             return _outcome(response)
         try:

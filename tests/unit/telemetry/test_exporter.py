@@ -3,12 +3,14 @@
 import os
 import threading
 
+import httpx
 import polars as pl
 import pytest
 
 from kansoku.errors import InputError, PlatformError
-from kansoku.telemetry import Exporter, Outcome, Spool
+from kansoku.telemetry import Exporter, Outcome, Spool, make_transport
 from kansoku.telemetry.batch import unpack_batch
+from kansoku.telemetry.spool import Record
 
 
 class Receiver:
@@ -289,3 +291,13 @@ def test_an_outage_is_said_once_with_its_reason(tmp_path, caplog):
         "rows wait in the spool: HTTP 401: no",
         "the receiver answers again",
     ]
+
+
+@pytest.mark.parametrize(("status", "state"), [(404, "retry"), (405, "retry"), (400, "refused")])
+def test_a_receiver_that_is_another_program_costs_no_batch(monkeypatch, status, state):
+    answer = httpx.Response(status, text="who are you")
+    monkeypatch.setattr(httpx.Client, "post", lambda *_, **__: answer)
+    transport = make_transport("http://127.0.0.1:9")
+    outcome = transport.send(Record(sequence=1, rows=1, payload=b"x"), "a")
+    assert (outcome.state, str(status) in outcome.reason) == (state, True)
+    transport.close()
