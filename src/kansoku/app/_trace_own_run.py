@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,8 @@ def own_run_breakdowns(path: Path) -> list[RankBreakdown]:
     closed = data.spans.filter(pl.col("duration_ns").is_not_null() & pl.col("rank").is_not_null())
     devices = {facts.rank: facts.device for facts in data.facts.ranks}
     parts = []
-    for rank in sorted(closed["rank"].unique().to_list()):
+    ranks = sorted(closed["rank"].unique().to_list())
+    for rank in ranks:
         spans = closed.filter(pl.col("rank") == rank)
         collectives = spans.filter(pl.col("kind") == "collective")
         sets = union(collectives["start_ns"].to_numpy(), collectives["duration_ns"].to_numpy())
@@ -63,11 +64,19 @@ def own_run_breakdowns(path: Path) -> list[RankBreakdown]:
                 figures=_sum(found),
                 steps=tuple(found),
                 collectives=tuple(_collective(row) for row in collectives.iter_rows(named=True)),
-                incomplete=tuple(data.missing),
+                incomplete=_missing_of(data.missing, rank, ranks),
                 notes=(_REMARK,),
             )
         )
     return parts
+
+
+def _missing_of(missing: Sequence[str], rank: int, ranks: Sequence[int]) -> tuple[str, ...]:
+    """Return what is missing of a rank or of the whole run, not what its peers lack."""
+    others = tuple(f"rank {other}: " for other in ranks if other != rank)
+    return tuple(
+        text.removeprefix(f"rank {rank}: ") for text in missing if not text.startswith(others)
+    )
 
 
 def own_run_arrivals(data: RunData) -> dict[int, list[Arrival]]:

@@ -4,6 +4,7 @@ import polars as pl
 import pytest
 from tests.labs.kineto_files import Job, text, write
 
+from kansoku.app._trace_own_run import _missing_of
 from kansoku.app.trace import breakdown, compare, convert, critical_path, stragglers
 from kansoku.errors import InputError
 from kansoku.model import ring
@@ -51,6 +52,11 @@ def run(tmp_path):
     for rank in range(4):
         write_rank(tmp_path / "run", rank, late_ns=3 * MS if rank == 2 else 0)
     return tmp_path / "run"
+
+
+def test_what_one_rank_lacks_is_said_of_it_alone():
+    missing = ["rank 0: no tokens", "rank 1: no tokens", "rank 10: no ring", "run.json is missing"]
+    assert _missing_of(missing, 1, [0, 1]) == ("no tokens", "rank 10: no ring", missing[3])
 
 
 def test_breakdown(run):
