@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kansoku.app._trace_plain import plain_text
 from kansoku.errors import DependencyError, InputError, PlatformError
 from kansoku.formats.kineto import KinetoTrace, Source, find_sources, rank_from_name, read_trace
 from kansoku.trace.kineto.ranks import RankClaim, RankVerdict, resolve_ranks
+from kansoku.view.plain import plain_text
 
 __all__ = [
     "Progress",

@@ -8,6 +8,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from kansoku.view import Facts, Heading, Heatmap, Sentence, Series, Table, Timeline, Tone, View
+from kansoku.view.plain import plain_view
 
 __all__ = ["draw"]
 
@@ -38,7 +39,8 @@ _KIND_COLOURS = {
 
 
 def draw(view: View, console: Console) -> None:
-    """Print every block of the view."""
+    """Print every block of the view; what a terminal would obey in a name is written out."""
+    view = plain_view(view)
     console.print(Text(view.title, style="bold"))
     for block in view.blocks:
         match block:

@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 import kansoku.cli
 from kansoku import __version__
 from kansoku.errors import KansokuError
+from kansoku.view.plain import plain_text
 
 __all__ = ["app", "command_modules", "main"]
 
@@ -139,7 +140,7 @@ def main() -> None:
         from rich.console import Console  # here, not above: most runs print no error (20 ms)
 
         Console(stderr=True, highlight=False, soft_wrap=True, emoji=False).print(
-            f"kansoku: {error}", markup=False
+            f"kansoku: {plain_text(str(error))}", markup=False
         )
         sys.exit(error.exit_code)
     except BrokenPipeError:
@@ -152,7 +153,7 @@ def main() -> None:
         # A file or the disk, not our fault: one line. --verbose shows where.
         logging.getLogger("kansoku").info("where it happened", exc_info=True)
         place = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
-        print(f"kansoku: {place}{error.strerror or error}", file=sys.stderr)
+        print(f"kansoku: {plain_text(f'{place}{error.strerror or error}')}", file=sys.stderr)
         if error.filename is None:
             # What stdout still holds cannot be written at exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -8,6 +8,7 @@ import orjson
 
 from kansoku.errors import InputError
 from kansoku.view import View
+from kansoku.view.plain import plain_view
 
 __all__ = ["emit"]
 
@@ -23,7 +24,7 @@ def emit(
     if html is not None:
         from kansoku.view.html import render
 
-        page = render(view)
+        page = render(plain_view(view))
         try:
             html.write_text(page, encoding="utf-8", errors="backslashreplace")
         except OSError as error:

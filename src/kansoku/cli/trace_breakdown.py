@@ -3,7 +3,6 @@
 Reads PyTorch profiler (Kineto) traces of one rank or many, whole or damaged.
 """
 
-from kansoku.app._trace_plain import plain_view
 from kansoku.app.trace import breakdown
 from kansoku.cli._flags import HtmlFlag, JsonFlag
 from kansoku.cli._output import emit
@@ -27,4 +26,4 @@ def command(
             scheduler=scheduler,
             progress=progress,
         )
-    emit(result.to_json(), plain_view(result.view()), as_json=as_json, html=html)
+    emit(result.to_json(), result.view(), as_json=as_json, html=html)

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from kansoku.app._trace_plain import plain_view
 from kansoku.app.trace import compare
 from kansoku.cli._flags import HtmlFlag, JsonFlag
 from kansoku.cli._output import emit
@@ -26,6 +25,6 @@ def command(
     """Tell what changed between two traces, and whether more than chance (exit 1: yes)."""
     with progress_bar("reading traces") as progress:
         result = compare(a, b, processes=processes, scheduler=scheduler, progress=progress)
-    emit(result.to_json(), plain_view(result.view()), as_json=as_json, html=html)
+    emit(result.to_json(), result.view(), as_json=as_json, html=html)
     if result.significant:
         raise typer.Exit(1)

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from kansoku.app._trace_plain import plain_view
 from kansoku.app.trace import convert
 from kansoku.cli._flags import JsonFlag
 from kansoku.cli._output import emit
@@ -31,4 +30,4 @@ def command(
     """Convert traces and runs to Perfetto, OTLP, Kineto or Parquet."""
     with progress_bar("converting") as progress:
         result = convert(paths, to=to, out=out, ranks=rank or (), progress=progress)
-    emit(result.to_json(), plain_view(result.view()), as_json=as_json)
+    emit(result.to_json(), result.view(), as_json=as_json)

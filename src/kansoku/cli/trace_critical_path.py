@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from kansoku.app._trace_plain import plain_view
 from kansoku.app.trace import critical_path
 from kansoku.cli._flags import HtmlFlag, JsonFlag
 from kansoku.cli._output import emit
@@ -32,4 +31,4 @@ def command(
             scheduler=scheduler,
             progress=progress,
         )
-    emit(result.to_json(), plain_view(result.view()), as_json=as_json, html=html)
+    emit(result.to_json(), result.view(), as_json=as_json, html=html)

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from kansoku.app._trace_plain import plain_view
 from kansoku.cli._flags import HtmlFlag, JsonFlag
 from kansoku.cli._output import emit
 from kansoku.cli._trace import progress_bar
@@ -26,6 +25,6 @@ def command(
 
     with progress_bar("reading dumps") as progress:
         report = hang(dumps, progress=progress)
-    emit(hang_json(report), plain_view(hang_view(report)), as_json=as_json, html=html)
+    emit(hang_json(report), hang_view(report), as_json=as_json, html=html)
     if found(report) is Verdict.FOUND:
         raise typer.Exit(1)

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from kansoku.app._trace_plain import plain_view
 from kansoku.cli._flags import HtmlFlag, JsonFlag, SlurmJobFlag
 from kansoku.cli._output import emit
 
@@ -73,6 +72,6 @@ def command(
         timeout_s=timeout_s,
         say=lambda line: print(line, file=sys.stderr),
     )
-    emit(result.to_json(), plain_view(result.view()), as_json=as_json, html=html)
+    emit(result.to_json(), result.view(), as_json=as_json, html=html)
     if result.missing or not result.traces:
         raise typer.Exit(1)

@@ -5,7 +5,6 @@ Clocks are aligned by the ends of collectives. Exit 1 when a straggler is found.
 
 import typer
 
-from kansoku.app._trace_plain import plain_view
 from kansoku.app.trace import stragglers
 from kansoku.cli._flags import HtmlFlag, JsonFlag
 from kansoku.cli._output import emit
@@ -29,6 +28,6 @@ def command(
             scheduler=scheduler,
             progress=progress,
         )
-    emit(result.to_json(), plain_view(result.view()), as_json=as_json, html=html)
+    emit(result.to_json(), result.view(), as_json=as_json, html=html)
     if result.report.verdict == "found":
         raise typer.Exit(1)

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from kansoku.app._trace_plain import plain_view
 from kansoku.cli._flags import HtmlFlag, JsonFlag
 from kansoku.cli._output import emit
 from kansoku.cli._trace import progress_bar
@@ -41,6 +40,6 @@ def command(
 
     with progress_bar("replaying") as progress:
         result = whatif(paths, stages=stages, progress=progress)
-    emit(result.to_json(), plain_view(result.view()), as_json=as_json, html=html)
+    emit(result.to_json(), result.view(), as_json=as_json, html=html)
     if result.verdict is Verdict.FOUND:
         raise typer.Exit(1)

@@ -26,3 +26,15 @@ def test_an_error_shows_the_path_as_it_is(monkeypatch, capsys):
         main()
     assert caught.value.code == 2
     assert "/nonexistent:x: no such file" in capsys.readouterr().err.replace("::", ":")
+
+
+def test_names_do_not_command_the_terminal(monkeypatch, capsys):
+    """A job, a kernel or a file may be named to clear the screen."""
+    emit({}, View(title="t", blocks=[Sentence(text="job \x1b[2Jx is slow")]))
+    assert "job \\x1b[2Jx is slow" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["kansoku", "report", "/none\x1b[2J"])
+    with pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr().err
+    assert "\x1b" not in said
+    assert "/none\\x1b[2J" in said

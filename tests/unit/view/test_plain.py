@@ -2,8 +2,8 @@
 
 import pytest
 
-from kansoku.app._trace_plain import plain_text, plain_view
 from kansoku.view import Column, Facts, Sentence, Table, Tone, View
+from kansoku.view.plain import plain_text, plain_view
 
 
 @pytest.mark.parametrize(
