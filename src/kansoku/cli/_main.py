@@ -18,7 +18,6 @@ from typer.core import TyperGroup
 import kansoku.cli
 from kansoku import __version__
 from kansoku.errors import KansokuError
-from kansoku.view.plain import plain_text
 
 __all__ = ["app", "command_modules", "main"]
 
@@ -137,7 +136,9 @@ def main() -> None:
     try:
         app()
     except KansokuError as error:
-        from rich.console import Console  # here, not above: most runs print no error (20 ms)
+        from rich.console import Console  # here, not above: most runs print no error (50 ms)
+
+        from kansoku.view.plain import plain_text
 
         Console(stderr=True, highlight=False, soft_wrap=True, emoji=False).print(
             f"kansoku: {plain_text(str(error))}", markup=False
@@ -148,6 +149,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
+        from kansoku.view.plain import plain_text
+
         if error.filename is None and error.errno not in _MACHINE_ERRORS:
             _internal_error(error)
         # A file or the disk, not our fault: one line. --verbose shows where.
