@@ -18,7 +18,7 @@ check: setup
 # then those that measure, one at a time with nothing beside them. A real part that fails is tried
 # twice more, and the summary says that it was: eight daemons on two cores can miss a deadline that
 # is not the product's.
-ALONE := $(addprefix tests/real/,attach burst diagnose fabric report roce trace_record)
+ALONE := $(addprefix tests/real/,attach burst diagnose fabric node report roce trace_record)
 REAL := --reruns 2 --reruns-delay 2 --durations 20 -rR
 test: setup
 	$(BIN)/pytest tests/unit tests/corpus -n auto --dist loadfile

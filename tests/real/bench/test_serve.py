@@ -1,5 +1,6 @@
 """A real streaming server of known pace: lower bounds hold exactly, failures are counted."""
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -25,6 +26,15 @@ def test_pace_of_a_server():
     assert summary.time_per_output_token.p50 >= 0.01
     assert summary.end_to_end.p50 >= 0.05 + 7 * 0.01
     assert summary.requests == len(arrivals(10, 1.5, 0))
+
+
+def test_load_from_a_notebook_whose_loop_runs_already():
+    async def cell(url):
+        return bench_endpoint(url, rate_per_s=10, duration_s=0.5, output_tokens=2).summary
+
+    with serving(endpoint_app(first_s=0, per_token_s=0)) as url:
+        summary = asyncio.run(cell(url))
+    assert (summary.failed, summary.requests) == (0, len(arrivals(10, 0.5, 0)))
 
 
 def test_failures_are_counted_and_exit_1():

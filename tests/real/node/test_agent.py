@@ -49,7 +49,7 @@ def serve(port=0):
     return server
 
 
-def wait_for(what, seconds=20):
+def wait_for(what, seconds=60):
     deadline = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < deadline, "not in time"

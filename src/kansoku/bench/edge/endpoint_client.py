@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,4 +141,10 @@ def send_load(settings: EndpointSettings, due: Sequence[float]) -> tuple[list[Re
 
     The second value tells that Ctrl-C ended the load early.
     """
-    return asyncio.run(_load(settings, due))
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_load(settings, due))
+    # In a notebook a loop runs already: ours gets a thread.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, _load(settings, due)).result()
