@@ -121,6 +121,14 @@ def until(client, check):
     raise AssertionError(f"never: {json.dumps(status, indent=1)}")
 
 
+def shown(client, text):
+    """Wait until the page says it: it reads the store, where a window comes after its verdict."""
+    deadline = time.monotonic() + 30
+    while text not in (page := client.get("/fabric").text):
+        assert time.monotonic() < deadline, page
+        time.sleep(0.2)
+
+
 def test_one_process_is_controller_analyser_and_pages(served):
     client, agents, folder = served
     clear = until(
@@ -129,7 +137,7 @@ def test_one_process_is_controller_analyser_and_pages(served):
     )
     assert clear["fabric"]["registered"] == len(HOSTS)
     assert clear["window"]["probes"] > 0
-    assert "no open finding" in client.get("/fabric").text
+    shown(client, "no open finding")
     agents["h2"].send_signal(signal.SIGSTOP)
     try:
         status = until(client, lambda s: s["anomalies"])
@@ -144,7 +152,7 @@ def test_one_process_is_controller_analyser_and_pages(served):
         )  # fmt: skip
         assert asked.returncode == 1, asked.stderr
         assert json.loads(asked.stdout)["verdict"] == "host"
-        assert "node:h2" in client.get("/fabric").text
+        shown(client, "node:h2")
     finally:
         agents["h2"].send_signal(signal.SIGCONT)
     until(client, lambda s: s["verdict"] == "clear" and not s["anomalies"])

@@ -158,6 +158,7 @@ def test_steps_of_a_job_arrive_with_what_they_used(tmp_path):
     )
     rings, server = tmp_path / "rings" / "a", serve()
     rings.mkdir(parents=True)
+    (tmp_path / "empty" / "proc").mkdir(parents=True)
     settings = {
         "only": [], "interval_s": 0.2, "node": "c001", "root": str(tmp_path / "empty"),
         "ring_folder": str(rings.parent), "switches_file": None, "samples_folder": None,
