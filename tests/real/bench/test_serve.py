@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.labs.openai_endpoint import endpoint_app, serving
@@ -32,8 +33,9 @@ def test_load_from_a_notebook_whose_loop_runs_already():
     async def cell(url):
         return bench_endpoint(url, rate_per_s=10, duration_s=0.5, output_tokens=2).summary
 
-    with serving(endpoint_app(first_s=0, per_token_s=0)) as url:
-        summary = asyncio.run(cell(url))
+    # In a thread: a loop of the browser's may run in this one.
+    with serving(endpoint_app(first_s=0, per_token_s=0)) as url, ThreadPoolExecutor(1) as pool:
+        summary = pool.submit(asyncio.run, cell(url)).result()
     assert (summary.failed, summary.requests) == (0, len(arrivals(10, 0.5, 0)))
 
 
