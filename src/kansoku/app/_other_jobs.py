@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from kansoku.app._processes import start_ticks
 from kansoku.capture.payload.gpus import gpu_facts
 from kansoku.model import ring
 from kansoku.node.gpu_identity import gpu_of_rank
@@ -85,18 +86,10 @@ class OtherJobs:
         if rank is None:
             return
         known[key] = rank
-        if not self._lives(rank):
+        if start_ticks(rank.pid, self._proc) != rank.process_start:
             return
         for device in filter(None, (NODE, rank.device)):
             counts[device] = counts.get(device, 0.0) + 1
-
-    def _lives(self, rank: _Rank) -> bool:
-        try:
-            text = (self._proc / str(rank.pid) / "stat").read_text(errors="replace")
-        except OSError:
-            return False
-        fields = text.rpartition(")")[2].split()
-        return fields[0] not in "ZX" and int(fields[19]) == rank.process_start
 
     def _users(self) -> set[int]:
         found = set()

@@ -4,8 +4,8 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
+from kansoku.app._processes import start_ticks
 from kansoku.app.report._load import LoadedRun
 from kansoku.formats.run_directory import ProcessState
 from kansoku.model import RankFacts
@@ -45,17 +45,6 @@ class BlackBox:
     """Something did not end in order: show the states."""
 
 
-def _start_ticks(pid: int) -> int | None:
-    """Return when a process of this machine started, in clock ticks since boot."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    # Zombies have ended; only their parent has not noticed.
-    return None if not fields or fields[0] in "ZX" else int(fields[19])
-
-
 def _process(state: ProcessState | None) -> str:
     if state is None:
         return "unknown"
@@ -63,7 +52,7 @@ def _process(state: ProcessState | None) -> str:
         return "ended"
     if state.node != os.uname().nodename:
         return "unknown"
-    ticks = _start_ticks(state.pid)
+    ticks = start_ticks(state.pid)
     same = ticks is not None and (not state.process_start or ticks == state.process_start)
     return "running" if same else "gone"
 

@@ -6,33 +6,26 @@ its own that is gone when it runs: no cache that somebody else could write to.
 """
 
 import contextlib
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from kansoku.formats.edge.compiled import compile_c
+
 __all__ = ["start_native"]
 
 _SOURCE = Path(__file__).with_name("reader.c")
-_COMPILERS = ("cc", "gcc", "clang")
-_LONGEST_S = 30
 
 
 def start_native(words: Sequence[str], fd: int) -> "subprocess.Popen[bytes] | None":
     """Start the compiled reader with these arguments; None where it cannot be made or run."""
-    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
-    if compiler is None:
-        return None
     with (
-        contextlib.suppress(OSError, subprocess.SubprocessError),
+        contextlib.suppress(OSError),
         tempfile.TemporaryDirectory(prefix="kansoku-burst-") as folder,
     ):
         target = Path(folder) / "reader"
-        subprocess.run(
-            [compiler, "-O2", "-w", "-o", str(target), str(_SOURCE)],
-            check=True, capture_output=True, timeout=_LONGEST_S,
-        )  # fmt: skip
+        compile_c(_SOURCE, target, "-O2")
         return subprocess.Popen(
             [str(target), *words],
             pass_fds=[fd], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,

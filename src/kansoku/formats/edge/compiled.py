@@ -1,6 +1,6 @@
-"""Parts of readers written in C, compiled by this machine and loaded by ctypes.
+"""Parts of readers written in C, compiled by this machine; libraries are loaded by ctypes.
 
-A reader works without them, only slower: whatever fails here is logged and answered with None.
+A reader works without them, only slower: a library that fails is logged and answered with None.
 """
 
 import contextlib
@@ -12,31 +12,37 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-__all__ = ["compile_library", "kept_library", "temporary_library"]
+__all__ = ["compile_c", "kept_library", "temporary_library"]
 
 _log = logging.getLogger(__name__)
 _COMPILERS = ("cc", "gcc", "clang")
-_FLAGS = ("-O3", "-w", "-shared", "-fPIC")
+_LIBRARY = ("-O3", "-shared", "-fPIC")
 _LONGEST_S = 30
 _MACHINE = f"{sys.platform}-{os.uname().machine}"
 
 
-def compile_library(source: Path, target: Path) -> None:
+def compile_c(source: Path, target: Path, *flags: str) -> None:
     """Compile one C file; raise OSError where that cannot be."""
     # Here, not above: a library that is found needs neither, and they take 2 MB and 5 ms.
     import shutil
     import subprocess
 
     compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
-    if compiler is None or sys.byteorder != "little":
-        raise FileNotFoundError("no C compiler, or a big-endian machine")
+    if compiler is None:
+        raise FileNotFoundError("no C compiler")
     try:
         subprocess.run(
-            [compiler, *_FLAGS, "-o", str(target), str(source)],
+            [compiler, "-w", *flags, "-o", str(target), str(source)],
             check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=_LONGEST_S,
         )  # fmt: skip
     except subprocess.SubprocessError as error:
         raise OSError(str(error)) from error
+
+
+def _compile_library(source: Path, target: Path) -> None:
+    if sys.byteorder != "little":
+        raise OSError("a big-endian machine")
+    compile_c(source, target, *_LIBRARY)
 
 
 def temporary_library(source: Path) -> Any:
@@ -49,7 +55,7 @@ def temporary_library(source: Path) -> Any:
     try:
         with tempfile.TemporaryDirectory(prefix="kansoku-compiled-") as folder:
             target = Path(folder) / f"{source.stem}.so"
-            compile_library(source, target)
+            _compile_library(source, target)
             return ctypes.CDLL(str(target))
     except OSError as error:
         _log.info("%s is not compiled: %s", source.name, error)
@@ -67,7 +73,7 @@ def kept_library(source: Path, *, build: bool) -> Any:
     try:
         # A checksum tells versions apart; it guards nothing. hashlib would load OpenSSL (4 MB).
         text = source.read_bytes()
-        version = crc32(repr(_FLAGS).encode(), crc32(text))
+        version = crc32(repr(_LIBRARY).encode(), crc32(text))
         name = f"{source.stem}-{len(text)}-{version:08x}-{_MACHINE}.so"
         target = _private_folder() / name
         if not target.exists():
@@ -75,7 +81,7 @@ def kept_library(source: Path, *, build: bool) -> Any:
                 return None
             partial = target.with_suffix(f".{os.getpid()}")
             try:
-                compile_library(source, partial)
+                _compile_library(source, partial)
                 partial.rename(target)
             finally:
                 with contextlib.suppress(OSError):
