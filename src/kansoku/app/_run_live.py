@@ -13,6 +13,7 @@ from kansoku.app._late_rank import late_rank
 from kansoku.catalog.accelerators import accelerators
 from kansoku.formats.run_directory import RECORD
 from kansoku.model import ring
+from kansoku.model.mfu import live_mfu
 
 __all__ = ["LiveLine", "RankNow"]
 
@@ -61,12 +62,11 @@ def describe(ranks: list[RankNow], peak: Mapping[str, Any]) -> str | None:
     tokens = [rank.tokens for rank in timed if rank.tokens]
     if tokens:
         parts.append(f"{sum(tokens) / step_s:,.0f} tokens/s on this node")
-    flops = sum(rank.flops or 0.0 for rank in timed) / step_s
+    flops = sum(rank.flops or 0.0 for rank in timed)
     total = _peak_of(timed, peak)
     if flops and total:
-        ratio = flops / total
-        # More than the peak cannot be: it was measured too low, while the machine was busy.
-        parts.append(f"MFU {100 * ratio:.1f} %" if ratio <= 1 else "no MFU: the peak is too low")
+        mfu = live_mfu(flops, step_s, total)
+        parts.append("no MFU: the peak is too low" if mfu is None else f"MFU {100 * mfu:.1f} %")
     slowest = late_rank({rank.rank: rank.wait_ratio for rank in timed})
     parts.append(f"slowest rank {slowest}" if slowest is not None else "no rank stands out")
     return " · ".join(parts)

@@ -8,6 +8,7 @@ import polars as pl
 from kansoku.app._late_rank import late_rank
 from kansoku.app.peak import gpu_peak
 from kansoku.formats.slurm import expand_nodes
+from kansoku.model.mfu import live_mfu
 
 __all__ = ["JobLine", "about_job", "job_lines"]
 
@@ -119,8 +120,8 @@ def _with_training(line: JobLine, run: str, runs: Mapping[str, pl.DataFrame]) ->
     peak = gpu_peak(line.gpu_kind)
     mfu = None
     # A sum over some of the ranks only would be too low.
-    if peak is not None and None not in flops and times[-1]:
-        mfu = sum(flops) / (times[-1] / 1e3) / (peak * len(flops))
+    if peak is not None and None not in flops:
+        mfu = live_mfu(sum(flops), times[-1] / 1e3, peak * len(flops))
     return replace(
         line,
         run=run,

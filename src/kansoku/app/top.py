@@ -22,6 +22,7 @@ from kansoku.app.peak import run_peak
 from kansoku.errors import InputError
 from kansoku.formats.run_directory import RunData, read_run
 from kansoku.model import PHASES, Phase, RunFacts
+from kansoku.model.mfu import live_mfu
 from kansoku.store import LocalStore, Store
 from kansoku.trace.steps import step_rows
 
@@ -198,9 +199,7 @@ def _mfu(steps: pl.DataFrame, lines: tuple[RankLine, ...], peak: float | None) -
     # A sum over some of the ranks only would be too low.
     if not lines or not peak or len(newest) < len(lines):
         return None
-    slowest_ms = max(line.step_ms for line in lines)
-    ratio = float(newest.sum()) / (slowest_ms / 1e3) / peak if slowest_ms else None
-    return ratio if ratio is None or ratio <= 1 else None  # above 100 % the peak is wrong
+    return live_mfu(float(newest.sum()), max(line.step_ms for line in lines) / 1e3, peak)
 
 
 @lru_cache(maxsize=65_536)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kansoku.errors import InputError
 
-__all__ = ["Mfu", "StepWindow"]
+__all__ = ["Mfu", "StepWindow", "live_mfu"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,3 +45,12 @@ class Mfu:
             "peak_source": self.peak_source,
             "window": {"from_step": self.window.from_step, "to_step": self.window.to_step},
         }
+
+
+def live_mfu(flops: float, step_s: float, peak_flops: float) -> float | None:
+    """Return the ratio of a step for a line that has no room for more; None above the peak.
+
+    More than the peak cannot be: it was measured too low, as on a busy machine.
+    """
+    ratio = flops / step_s / peak_flops if step_s and peak_flops else None
+    return ratio if ratio is None or ratio <= 1 else None
