@@ -2,11 +2,11 @@
 
 import random
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from tests.labs.sanitized import run_sanitized
 
 from kansoku.errors import InputError
 from kansoku.telemetry import _native, decode_bulk
@@ -171,15 +171,8 @@ int main(void)
 """
 
 
-def test_damaged_bodies_stay_within_their_bytes(compiler, tmp_path):
-    """Under the address and undefined-behaviour sanitizers, which end the program at a breach."""
-    (tmp_path / "harness.c").write_text(HARNESS.format(source=SOURCE))
-    program = tmp_path / "harness"
-    subprocess.run(
-        [compiler, "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
-         "-o", program, tmp_path / "harness.c"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+@pytest.mark.usefixtures("compiler")
+def test_damaged_bodies_stay_within_their_bytes(tmp_path):
     draw = random.Random(7)
     stream = bytearray()
     bodies = 0
@@ -193,9 +186,8 @@ def test_damaged_bodies_stay_within_their_bytes(compiler, tmp_path):
             cut = hurt if draw.random() < 0.7 else hurt[: draw.randint(0, len(hurt))]
             stream += len(cut).to_bytes(8, "little") + cut
             bodies += 1
-    done = subprocess.run([program], input=bytes(stream), capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
-    assert 400 < int(done.stdout) < bodies  # some were read whole, some refused
+    read = run_sanitized(tmp_path, HARNESS.format(source=SOURCE), bytes(stream))
+    assert 400 < read < bodies  # some were read whole, some refused
 
 
 @pytest.mark.usefixtures("compiler")
