@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kansoku.app._trace_paths import readable_paths
 from kansoku.app._trace_set import Progress, given_ranks, is_own_run, rank_verdicts
 from kansoku.errors import InputError
 from kansoku.formats.kineto import Source, find_sources, rank_from_name, read_trace
@@ -244,7 +245,7 @@ def _kineto(
 ) -> list[_Input]:
     from kansoku.formats.kineto.spans import SpanFacts, read_spans
 
-    sources = find_sources([Path(path) for path in paths])
+    sources = find_sources(readable_paths(paths))
     total = sum(source.size_bytes for source in sources)
     done = 0
     first: list[tuple[Source, SpanFacts, _Claim]] = []

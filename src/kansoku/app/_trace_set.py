@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kansoku.errors import DependencyError, InputError, PlatformError
+from kansoku.app._trace_paths import readable_paths
+from kansoku.errors import DependencyError, InputError
 from kansoku.formats.kineto import KinetoTrace, Source, find_sources, rank_from_name, read_trace
 from kansoku.trace.kineto.ranks import RankClaim, RankVerdict, resolve_ranks
 from kansoku.view.plain import plain_text
@@ -47,20 +48,12 @@ def open_executor(
     if scheduler is not None:
         try:
             from distributed import Client
-            from distributed.comm import resolve_address
+
+            from kansoku.app._dask_scheduler import check_scheduler
         except ImportError:
             raise DependencyError.missing("--scheduler", "distributed", "dask") from None
-        try:
-            # First the address alone: a client of a wrong one waits for ever when it goes away.
-            resolve_address(scheduler)
-            client = Client(scheduler, set_as_default=False)
-        except (OSError, ValueError) as error:
-            raise PlatformError(
-                f"no Dask scheduler answers: {error}",
-                where=scheduler,
-                remedy="start one with `dask scheduler`; its address is tcp://HOST:8786",
-            ) from None
-        with client:
+        check_scheduler(scheduler)
+        with Client(scheduler, set_as_default=False) as client:
             yield client.get_executor(pure=False)
         return
     count = processes or os.cpu_count() or 1
@@ -90,9 +83,10 @@ def map_traces(
     """Read every trace under the paths and return ``work(trace, rank of its name)`` of each.
 
     One trace is cut into chunks over the executor; several go one by one to its workers. The
-    order is that of the sources. Raises InputError where a path holds no trace.
+    order is that of the sources. Raises InputError where a path holds no trace or is no file,
+    PlatformError where no scheduler answers.
     """
-    sources = find_sources([Path(path) for path in paths])
+    sources = find_sources(readable_paths(paths))
     total = sum(source.size_bytes for source in sources)
     with open_executor(total_bytes=total, processes=processes, scheduler=scheduler) as executor:
         if executor is not None and len(sources) > 1:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import polars as pl
 
+from kansoku.app._trace_paths import readable_paths
 from kansoku.errors import InputError
 from kansoku.formats.flight_recorder import rank_in_name, read_dump
 from kansoku.formats.nccl_communicators import Communicator, read_communicators, sniff
@@ -76,7 +77,7 @@ def _read_many(paths: Sequence[str]) -> list[RankState | str]:
 
 def _files(paths: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
-    for path in paths:
+    for path in readable_paths(paths):
         if path.is_dir():
             files += sorted(
                 p
@@ -86,7 +87,9 @@ def _files(paths: Sequence[Path]) -> list[Path]:
         elif path.is_file():
             files.append(path)
         else:
-            raise InputError("no such file or folder", where=str(path))
+            raise InputError(
+                "a pipe can be read once only: write the dump to a file", where=str(path)
+            )
     if not files:
         raise InputError(
             "no dumps found",

@@ -7,8 +7,8 @@ from typing import Any
 
 import polars as pl
 
+from kansoku.app._trace_paths import readable_paths
 from kansoku.app._trace_whatif_sources import kineto_operations, run_operations
-from kansoku.errors import InputError
 from kansoku.formats.operation_trace import find_trace, read_operation_trace
 from kansoku.model import Verdict
 from kansoku.trace.whatif.analyse import WhatIf, what_if
@@ -234,10 +234,7 @@ def whatif(
     ranks are then split in that many blocks, in order. ``progress`` gets what is done and how much
     there is: replays, or bytes of Kineto traces. Raises InputError if nothing is readable.
     """
-    given = [Path(path) for path in paths]
-    for path in given:
-        if not path.exists():
-            raise InputError("no such file or folder", where=str(path))
+    given = readable_paths(paths)
     if len(given) == 1:
         trace = find_trace(given[0])
         if trace is not None:

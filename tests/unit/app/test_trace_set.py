@@ -1,7 +1,11 @@
 """Names a person can read, flags, and the choice of an executor."""
 
+import socket
+import threading
+
 import pytest
 
+from kansoku.app._dask_scheduler import check_scheduler
 from kansoku.app._trace_set import given_ranks, open_executor, short_name
 from kansoku.errors import InputError, PlatformError
 
@@ -46,3 +50,44 @@ def test_a_scheduler_that_is_none_is_said(address):
         open_executor(total_bytes=1, scheduler=address),
     ):
         pass
+
+
+def _answering(content):
+    """Return the address of a listener that says this to whoever comes, and then nothing."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        peers = []
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            peer.sendall(content)
+            peers.append(peer)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listener, f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+
+# The second: the first eight bytes of a Dask message count its parts, here 3.5e18.
+@pytest.mark.parametrize("content", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_an_address_where_no_scheduler_talks_is_said_in_time(content):
+    listener, address = _answering(content)
+    with listener, pytest.raises(PlatformError, match="no Dask scheduler answers") as raised:
+        check_scheduler(address, patience_s=0.5)
+    assert raised.value.where == address
+    assert "dask scheduler" in str(raised.value.remedy)
+
+
+def test_patience_is_five_seconds_at_a_port_nobody_listens_on(monkeypatch):
+    asked = []
+
+    async def connect(_address, **more):
+        asked.append(more["timeout"])
+        raise OSError("Timed out trying to connect")
+
+    monkeypatch.setattr("kansoku.app._dask_scheduler.connect", connect)
+    with pytest.raises(PlatformError, match="Timed out"):
+        check_scheduler("tcp://127.0.0.1:8786")
+    assert asked == [5.0]
