@@ -21,6 +21,8 @@ __all__ = ["WhatIfResult", "whatif"]
 
 SCHEMA = "kansoku.trace.whatif/1"
 _TOP_ROWS = 10
+_VISIBLY_BELOW = -0.0005
+"""A share that is drawn as -0.1%, not as -0.0%."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +193,7 @@ def _table(title: str, names: Sequence[str], parts: Sequence[Part]) -> Table:
     rows = []
     for part in parts[:_TOP_ROWS]:
         own = {"dp": part.dp, "pp": part.pp, "rank": part.rank, "type": part.kind}
-        share = None if part.share is None else f"{part.share:.1%}"
+        share = None if part.share is None else _percent(part.share)
         rows.append((*(own[name] for name in names), share, f"{part.slowdown:.3f}"))
     return Table(
         title=title,
@@ -201,8 +203,35 @@ def _table(title: str, names: Sequence[str], parts: Sequence[Part]) -> Table:
             Column(title="slowdown alone", numeric=True),
         ],
         rows=rows,
-        note=f"{len(parts) - _TOP_ROWS} more" if len(parts) > _TOP_ROWS else None,
+        note=_note(parts),
     )
+
+
+def _percent(share: float) -> str:
+    text = f"{share:.1%}"
+    return "0.0%" if text == "-0.0%" else text
+
+
+def _note(parts: Sequence[Part]) -> str | None:
+    """Return what the table leaves out and, where a share is no part of a whole, why.
+
+    The paper's shares are not cut off at 0 and 1, and neither are these: what lies outside tells
+    that parts hide one another.
+    """
+    shares = [part.share for part in parts if part.share is not None]
+    said = []
+    if len(parts) > _TOP_ROWS:
+        said.append(f"{len(parts) - _TOP_ROWS} more")
+    if any(share <= _VISIBLY_BELOW for share in shares):
+        said.append(
+            "below 0: were this part alone ideal, the step would be longer, since where the step "
+            "waits for it, it was faster than its mean"
+        )
+    if any(share >= 1 - _VISIBLY_BELOW for share in shares):
+        said.append(
+            "above 100%: more than the loss, since ideal times of the others cost a part of it"
+        )
+    return "; ".join(said) or None
 
 
 def _heatmap(found: WhatIf) -> Heatmap:

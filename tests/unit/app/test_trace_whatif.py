@@ -207,3 +207,39 @@ def test_a_step_of_a_pipeline_run_with_a_lost_receive_is_left_out(tmp_path):
     answer = whatif([save_run(tmp_path / "run", facts, spans=kept)]).to_json()
     assert [one["step"] for one in answer["steps"]] == [1, 2, 4]
     assert any(line.startswith("1 of 4 steps lack operations") for line in answer["incomplete"])
+
+
+def test_a_negative_share_is_shown_and_explained(tmp_path):
+    for rank, (begin, took) in enumerate([(10, 50), (30, 40)]):
+        rows = []
+        for step in range(4):
+            at = 1_000_000.0 + 100 * step
+            device = {"device": rank, "stream": 7}
+            reduce = {"device": rank, "stream": 40, "Collective name": "allreduce"}
+            name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgs)"
+            rows += [
+                row("user_annotation", f"ProfilerStep#{step}", 1, 1, at, 100, {}),
+                row("kernel", "gemm", rank, 7, at + begin, took, device),
+                row("kernel", name, rank, 40, at + begin + took, 90 - begin - took, reduce),
+            ]
+        write(tmp_path / f"rank{rank}.json", json.dumps(document(Job(rank=rank, world=2), rows)))
+    found = whatif([tmp_path])
+    # Ideal: 30 µs of idle, 45 of compute, 20 of transfer. With compute alone at its mean, rank 1
+    # needs 40 + 45 + 20 = 105 µs where it needed 100: -5 of a loss of 5. Idle alone at its mean
+    # leaves rank 0 at 30 + 50 + 20 = 100: nothing.
+    answer = found.to_json()
+    assert answer["actual_s"] == pytest.approx(100e-6)
+    assert answer["ideal_s"] == pytest.approx(95e-6)
+    shares = {one["type"]: one["share"] for one in answer["operations"]}
+    assert shares["compute"] == pytest.approx(-1.0)
+    assert shares["device-idle"] == pytest.approx(0.0, abs=1e-9)
+    table = next(b for b in found.view().blocks if getattr(b, "title", "") == "Operation types")
+    assert ("compute", "-100.0%") in {cells[:2] for cells in table.rows}
+    assert "-0.0%" not in {cells[1] for cells in table.rows}
+    assert table.note.startswith("below 0: ")
+    assert "faster than its mean" in table.note
+
+
+def test_shares_within_the_loss_need_no_word(tmp_path):
+    found = whatif([kineto(tmp_path, lambda rank, _step: 60 if rank == 2 else 40)])
+    assert all(getattr(block, "note", None) is None for block in found.view().blocks)
