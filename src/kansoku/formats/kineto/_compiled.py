@@ -1,13 +1,14 @@
 """Columns of a chunk by the compiled reader (``event_reader.c``); None where it must not answer.
 
 It takes what Kineto writes as long as that is whole; anything else is left to the general reader,
-whose answer it equals. A scan holds no lock of Python: another thread can do it.
+whose answer it equals. The rows of several chunks become columns together, and texts are read once
+for all of them: most of a small trace's time would go into calls on few rows.
 """
 
 import ctypes
 import functools
 from collections import Counter
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,38 +35,27 @@ from kansoku.formats.kineto._columns import (
 )
 from kansoku.formats.kineto._events import Arguments, Damage, cut_tail
 from kansoku.formats.kineto._scan import Piece
+from kansoku.formats.kineto._spare import Spare
 
-__all__ = ["SOURCE", "Scan", "columns_of", "declared", "library", "scan"]
+__all__ = ["SOURCE", "Reader", "declared", "library", "readers"]
 
 SOURCE = Path(__file__).with_name("event_reader.c")
 _WORTH_BUILDING_BYTES = 64 << 20
 """Reading this much saves what compiling takes (0.3 s)."""
 _SHORTEST_SLICE_BYTES = 40
 # As in event_reader.c.
-_TOKENS, _TOKEN_SLOTS, _PLACES, _PLACE_SLOTS = 1 << 14, 1 << 15, 1 << 12, 1 << 13
+_TOKENS, _TOKEN_SLOTS, _PLACES, _PLACE_SLOTS = 1 << 15, 1 << 16, 1 << 12, 1 << 13
+_TEXT_BYTES = 1 << 22
 _CATEGORY, _NAME, _PLACE, _START, _DURATION, _CORRELATION, _SIZE, _ARGUMENTS, _LENGTH = range(9)
 _COLUMNS = 9
+_WAITING_ROWS = 1 << 15
+"""Rows of this many slices become columns together: 2 MB."""
 _KEPT = np.isin(np.arange(256), list(KEPT_CATEGORIES))
 _ON_DEVICE = np.isin(np.arange(256), list(DEVICE))
 _ARGUMENTS_OF = msgspec.json.Decoder(Arguments).decode
 _TEXTS_OF = msgspec.json.Decoder(list[Any]).decode
 
 Rows = NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class Scan:
-    """What stands in a chunk."""
-
-    data: bytes
-    tail: str | None
-    events: int
-    rows: Rows
-    """Shape (9, slices): the columns in the order of ``event_reader.c``."""
-    tokens: Rows
-    """Shape (texts, 2): place and length of each distinct text in the data, quotes included."""
-    places: NDArray[np.int32]
-    """Shape (places, 4): tokens of process, thread, device, stream; -1 where absent."""
 
 
 @functools.cache
@@ -77,7 +67,7 @@ def declared(loaded: Any) -> Any:
     """Return a loaded library with the types of its function told, None for None."""
     if loaded is not None:
         array, size = ctypes.c_void_p, ctypes.c_int64
-        loaded.kineto_events_read.argtypes = [ctypes.c_char_p, size, size, *(array,) * 6]
+        loaded.kineto_events_read.argtypes = [array, size, size, size, *(array,) * 7]
     return loaded
 
 
@@ -89,56 +79,157 @@ def library(size_bytes: int) -> Any:
     return found
 
 
-def scan(piece: Piece, reader: Any) -> Scan | None:
-    """Find the slices of a piece; None where the general reader must say what they are."""
-    data, tail = cut_tail(piece.data) if piece.last else (piece.data, None)
-    room = len(data) // _SHORTEST_SLICE_BYTES + 1
-    rows = np.empty((_COLUMNS, room), np.int64)
-    tokens = np.empty((_TOKENS, 2), np.int64)
-    places = np.empty((_PLACES, 4), np.int32)
-    slots = np.zeros(_TOKEN_SLOTS + _PLACE_SLOTS, np.int32)
-    counts = np.zeros(4, np.int64)
-    refused = reader.kineto_events_read(
-        data,
-        len(data),
-        room,
-        rows.ctypes.data,
-        tokens.ctypes.data,
-        places.ctypes.data,
-        slots.ctypes.data,
-        slots[_TOKEN_SLOTS:].ctypes.data,
-        counts.ctypes.data,
-    )
-    if refused:
-        return None
-    events, slices, texts, lanes = counts.tolist()
-    return Scan(data, tail, events, rows[:, :slices], tokens[:texts], places[:lanes])
+class Reader:
+    """Reads pieces one after another; their rows wait until they are taken as columns."""
+
+    def __init__(self, loaded: Any) -> None:
+        self.library = loaded
+        self._rows: Rows = np.empty((_COLUMNS, 0), np.int64)
+        self._tokens = np.empty((_TOKENS, 2), np.int64)
+        self._places = np.empty((_PLACES, 4), np.int32)
+        self._bytes = np.empty(_TEXT_BYTES, np.uint8)
+        self._slots = np.zeros(_TOKEN_SLOTS + _PLACE_SLOTS, np.int32)
+        self._counts = np.zeros(6, np.int64)
+        slots, place_slots = self._slots[:_TOKEN_SLOTS], self._slots[_TOKEN_SLOTS:]
+        self._tables = [
+            array.ctypes.data
+            for array in (
+                self._bytes, self._tokens, self._places, slots, place_slots, self._counts
+            )
+        ]  # fmt: skip
+        self._texts: list[Any] = []
+        self._spoiled = False
+        self._start()
+
+    def _start(self) -> None:
+        self._used = self._events = 0
+        self._tail: str | None = None
+        self._said: list[tuple[int, Arguments]] = []
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything was read that was not taken."""
+        return self._events > 0 or self._tail is not None
+
+    def has_room(self, piece: Piece) -> bool:
+        """Say whether a piece may join the rows that wait; else they are to be taken first."""
+        return (
+            self._used + _room_for(piece) <= self._rows.shape[1]
+            and not self._spoiled
+            and not self._is_half_full()
+        )
+
+    def _is_half_full(self) -> bool:
+        """Say whether texts or places fill half of their tables: one chunk needs the other half."""
+        _, _, _, texts, places, text_bytes = self._counts.tolist()
+        return 2 * texts > _TOKENS or 2 * places > _PLACES or 2 * text_bytes > _TEXT_BYTES
+
+    def read(self, piece: Piece) -> bool:
+        """Read the slices of a piece; False where the general reader must say what they are.
+
+        Then nothing of it is kept; what waits is to be taken before the next piece.
+        """
+        if not self.waiting:
+            self._make_room(_room_for(piece))
+        data, tail = cut_tail(piece) if piece.last else (piece.data, None)
+        before = self._counts.copy()
+        if not self._scan(data):
+            self._spoiled = True
+            self._counts[:] = before
+            return False
+        known = len(self._texts)
+        events, slices, of_collectives, _, _, text_bytes = self._counts.tolist()
+        try:
+            self._texts += _TEXTS_OF(b"[%b]" % bytes(self._bytes[before[5] : text_bytes].data)[:-1])
+            said = self._arguments(data, slices) if of_collectives else []
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+            del self._texts[known:]
+            self._spoiled = True
+            self._counts[:] = before
+            return False
+        self._said += said
+        self._used += slices
+        self._events += events
+        self._tail = tail
+        return True
+
+    def _scan(self, data: bytes | memoryview) -> bool:
+        self._counts[:3] = 0
+        if not len(data):
+            return True
+        capacity = self._rows.shape[1]
+        refused = self.library.kineto_events_read(
+            np.frombuffer(data, np.uint8).ctypes.data,
+            len(data),
+            capacity - self._used,
+            capacity,
+            self._rows.ctypes.data + 8 * self._used,
+            *self._tables,
+        )
+        return not refused
+
+    def _make_room(self, room: int) -> None:
+        if self._rows.shape[1] < room:
+            self._rows = np.empty((_COLUMNS, max(room, _WAITING_ROWS)), np.int64)
+        if self._spoiled or self._is_half_full():
+            self._slots[:] = 0
+            self._counts[:] = 0
+            self._texts = []
+            self._spoiled = False
+
+    def _arguments(self, data: bytes | memoryview, slices: int) -> list[tuple[int, Arguments]]:
+        """Return the rows just read that say something of a collective, and what."""
+        new = slice(self._used, self._used + slices)
+        rows = np.flatnonzero(self._rows[_LENGTH, new])
+        spots = self._rows[_ARGUMENTS:, new][:, rows].T.tolist()
+        return [
+            (self._used + row, _ARGUMENTS_OF(data[at : at + length]))
+            for row, (at, length) in zip(rows.tolist(), spots, strict=True)
+        ]
+
+    def take(self, *, exact: bool) -> Batch:
+        """Return the columns of what waits."""
+        rows, places = self._rows[:, : self._used], self._places[: self._counts[4]]
+        found = _Columns(rows, self._texts, places, self._said).batch(exact=exact)
+        found.rows, found.tail = self._events, self._tail
+        self._start()
+        return found
 
 
-def columns_of(found: Scan, *, exact: bool) -> Batch | None:
-    """Return the columns of a scanned piece; None where a text or an argument cannot be read."""
-    try:
-        return _Columns(found).batch(exact=exact)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
-        return None
+def _room_for(piece: Piece) -> int:
+    return len(piece.data) // _SHORTEST_SLICE_BYTES + 1
+
+
+@functools.cache
+def readers(loaded: Any) -> Spare[Reader]:
+    """Return the readers of a library; the ranks of a job say the same texts."""
+    return Spare(partial(Reader, loaded))
 
 
 class _Columns:
-    """The rows of one scan on their way to columns."""
+    """Rows on their way to columns."""
 
-    def __init__(self, found: Scan) -> None:
-        self._scan = found
-        data = found.data
-        spots = found.tokens.tolist()
-        self._texts = _TEXTS_OF(b"[%b]" % b",".join([data[at : at + n] for at, n in spots]))
-        categories = found.rows[_CATEGORY]
-        kinds = np.empty(len(spots) + 1, np.uint8)  # the last one: no category
-        for code in _distinct(categories + 1, len(spots) + 1):
-            kinds[code - 1] = KINDS[self._texts[code - 1] if code else None]
+    def __init__(
+        self,
+        rows: Rows,
+        texts: list[Any],
+        places: NDArray[np.int32],
+        said: list[tuple[int, Arguments]],
+    ) -> None:
+        """Take the rows, shape (9, slices), in the order of ``event_reader.c``.
+
+        Places, shape (n, 4): texts of process, thread, device, stream, -1 where absent. Said: rows
+        with arguments of collectives.
+        """
+        self._rows, self._texts, self._places, self._said = rows, texts, places, said
+        categories = rows[_CATEGORY]
+        kinds = np.empty(len(texts) + 1, np.uint8)  # the last one: no category
+        for code in _distinct(categories + 1, len(texts) + 1):
+            kinds[code - 1] = KINDS[texts[code - 1] if code else None]
         self._kind = kinds[categories]
 
     def batch(self, *, exact: bool) -> Batch:
-        kind, rows = self._kind, self._scan.rows
+        kind, rows = self._kind, self._rows
         set_aside: Counter[str] = Counter()
         used = self._used()
         beyond = endless(rows[_DURATION, used], set_aside)
@@ -168,20 +259,20 @@ class _Columns:
             collectives=list(shapes),
             operators=sums,
             python_rows=int((kind == RowKind.PYTHON).sum()),
-            rows=self._scan.events,
+            rows=0,
             slices=rows.shape[1],
             set_aside=set_aside,
             host_start_ns=min(known, default=None),
             host_end_ns=max(known, default=None),
             damage=Damage(),
-            tail=self._scan.tail,
+            tail=None,
             exact=exact,
             edges=[],
         )
 
     def _used(self) -> Rows:
         """Return the rows that analyses use."""
-        kind, name = self._kind, self._scan.rows[_NAME]
+        kind, name = self._kind, self._rows[_NAME]
         used = _KEPT[kind]
         launches = np.flatnonzero(kind == RowKind.LAUNCH)
         used[launches] = ~self._named(name[launches], lambda text: IDLE_CALLS[text])
@@ -207,7 +298,7 @@ class _Columns:
         return names, table[tokens]
 
     def _sums(self, set_aside: Counter[str]) -> Any:
-        rows = self._scan.rows
+        rows = self._rows
         chosen = np.flatnonzero(self._kind == RowKind.OPERATOR)
         chosen = chosen[~endless(rows[_DURATION, chosen], set_aside)]
         if not len(chosen):
@@ -218,9 +309,9 @@ class _Columns:
     def _lanes(self, place: Rows, kinds: NDArray[np.uint8]) -> tuple[Codes, NDArray[np.int32]]:
         lanes = Codes()
         of_devices = DeviceLanes(lanes)
-        table = np.zeros(2 * len(self._scan.places), np.int32)
+        table = np.zeros(2 * len(self._places), np.int32)
         keys = 2 * place + _ON_DEVICE[kinds]
-        places = self._scan.places.tolist()
+        places = self._places.tolist()
         for key in _distinct(keys, len(table)):
             said = tuple(None if at < 0 else self._texts[at] for at in places[key >> 1])
             table[key] = of_devices[said] if key & 1 else lanes[(said[0], said[1], None)]
@@ -230,16 +321,17 @@ class _Columns:
         """Return the details, the collectives, and which rows name one in their arguments."""
         noted, shapes = Notes(), Codes()
         said = np.zeros(len(used), bool)
-        data, rows = self._scan.data, self._scan.rows
-        sizes = rows[_SIZE, used]
+        sizes = self._rows[_SIZE, used]
         sized = np.flatnonzero(sizes != NO_ID)
         noted["bytes"] = (sized.tolist(), sizes[sized].tolist())
-        places = np.flatnonzero(rows[_LENGTH, used])
-        spots = rows[_ARGUMENTS:, used[places]].T.tolist()
-        for row, (at, length) in zip(places.tolist(), spots, strict=True):
-            arguments = _ARGUMENTS_OF(data[at : at + length])
-            said[row] = arguments.collective is not None
-            noted.collective(row, arguments, shapes)
+        if self._said:
+            place = np.full(self._rows.shape[1], -1)
+            place[used] = np.arange(len(used))
+            places = place[[row for row, _ in self._said]].tolist()
+            for row, (_, arguments) in zip(places, self._said, strict=True):
+                if row >= 0:
+                    said[row] = arguments.collective is not None
+                    noted.collective(row, arguments, shapes)
         return noted, shapes, said
 
 

@@ -36,6 +36,7 @@ _STRETCH_BYTES = 32 << 10
 # Doubles hold microseconds to the nanosecond up to 2**43; above, stamps are read as text.
 EXACT_LIMIT_US = float(1 << 43)
 _ARRAY_END = re.compile(rb"\}\s*\](?=\s*(?:\}|,\s*\"|$))")
+_NO_MORE = re.compile(rb"\s*\]")
 _MAX_NS = 1 << 62
 _BETWEEN = b", \t\r\n"
 _BETWEEN_BYTES = frozenset(bytes([code]) for code in _BETWEEN)
@@ -179,9 +180,8 @@ def decode(piece: Piece, *, exact: bool = False, full: bool = False) -> Decoded:
     """
     wanted = FullEvent if full else _ExactEvent if exact else Event
     out = Decoded(events=[], rows=0, damage=Damage(), tail=None)
-    data = piece.data
-    if piece.last:
-        data, out.tail = cut_tail(data)
+    data, out.tail = cut_tail(piece) if piece.last else (piece.data, None)
+    data = bytes(data)
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -192,18 +192,19 @@ def decode(piece: Piece, *, exact: bool = False, full: bool = False) -> Decoded:
     return out
 
 
-def cut_tail(data: bytes) -> tuple[bytes, str | None]:
+def cut_tail(piece: Piece) -> tuple[bytes | memoryview, str | None]:
     """Split the last chunk at the end of the array, if that is plain to see."""
-    stripped = data.lstrip()
-    if stripped.startswith(b"]"):
-        return b"", stripped[1:].decode("utf-8", "replace")
+    data = piece.data
+    # Where the file's head is lost, what stands first ends nothing.
+    if piece.kind != "headless" and (match := _NO_MORE.match(data)):
+        return b"", str(data[match.end() :], "utf-8", "replace")
     start = last_seam(data) or 0
     for match in _ARRAY_END.finditer(data, start):
         try:
-            _DECODE_ONE(data[start : match.start() + 1].lstrip(b", \t\r\n"))
+            _DECODE_ONE(bytes(data[start : match.start() + 1]).lstrip(b", \t\r\n"))
         except msgspec.DecodeError:
             continue
-        return data[: match.start() + 1], data[match.end() :].decode("utf-8", "replace")
+        return data[: match.start() + 1], str(data[match.end() :], "utf-8", "replace")
     return data, None
 
 

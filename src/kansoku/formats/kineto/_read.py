@@ -3,7 +3,6 @@
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from kansoku.catalog.kernels import RowKind
 from kansoku.formats.kineto._columns import COLUMNS, DETAILS, NO_ID, Batch, read_paired, read_piece
-from kansoku.formats.kineto._compiled import Scan, columns_of, library, scan
+from kansoku.formats.kineto._compiled import library, readers
 from kansoku.formats.kineto._events import Damage
 from kansoku.formats.kineto._header import rank_from_name, read_metadata
 from kansoku.formats.kineto._pairs import Edge, pair
@@ -26,6 +25,7 @@ __all__ = ["read_trace"]
 
 _GROWTH_ROWS = 1 << 16
 _GZIP_RATIO = 10
+_LIMITS = tuple((np.dtype(kind), int(np.iinfo(kind).max)) for kind in (np.int16, np.int32))
 _AHEAD = 4
 """Chunks in flight to other processes: enough to keep two cores busy, few enough for memory."""
 
@@ -45,7 +45,8 @@ def read_trace(
     problems: list[str] = []
     reader = library(_inflated_bytes(source))
     size = CHUNK_BYTES if executor is None else POOL_CHUNK_BYTES
-    pieces = split(read_blocks(source, problems), chunk_bytes=size)
+    lend = executor is None
+    pieces = split(read_blocks(source, problems), chunk_bytes=size, lend=lend)
     try:
         header = next(pieces)
     except Exception as error:
@@ -129,52 +130,44 @@ def _noted(pieces: Iterator[Piece], merger: "_Merger") -> Iterator[Piece]:
 
 def _scanned(
     pieces: Iterator[Piece],
-    reader: Any,
+    loaded: Any,
     progress: Callable[[int], None] | None,
     merger: "_Merger",
 ) -> Iterator[Batch]:
-    """Yield the batches of pieces that another thread scans while this one makes columns."""
+    """Yield the batches of pieces: of many together by the compiled reader, or one it refused."""
+    # Not in a thread beside this one: it would wait for Python's lock between any two pieces.
     exact = False
-    waiting: deque[tuple[Piece, Future[Scan | None] | None]] = deque()
-
-    def take() -> Batch:
-        nonlocal exact
-        piece, future = waiting.popleft()
-        found = scan(piece, reader) if future is None else future.result()
-        batch = _columns_or_general(piece, found, exact=exact)
-        exact = batch.exact
-        if progress is not None:
-            progress(len(piece.data))
-        return batch
-
-    with ExitStack() as stack:
-        thread: Executor | None = None
+    with readers(loaded).lent() as reader:
         for piece in _noted(pieces, merger):
-            if thread is None and not piece.last:  # one piece alone needs no thread
-                # Here, not above: small files do without.
-                from concurrent.futures import ThreadPoolExecutor
+            if reader.waiting and not reader.has_room(piece):
+                yield reader.take(exact=exact)
+            if not reader.read(piece):
+                if reader.waiting:
+                    yield reader.take(exact=exact)
+                batch = read_piece(_own(piece), exact=exact)
+                exact = batch.exact
+                yield batch
+            if progress is not None:
+                progress(len(piece.data))
+        if reader.waiting:
+            yield reader.take(exact=exact)
 
-                thread = stack.enter_context(ThreadPoolExecutor(1))
-            waiting.append((piece, None if thread is None else thread.submit(scan, piece, reader)))
-            if len(waiting) > 1:
-                yield take()
-        while waiting:
-            yield take()
+
+def _own(piece: Piece) -> Piece:
+    """Return a piece whose data is its own, not lent."""
+    return replace(piece, data=bytes(piece.data))
 
 
 def _read_any(piece: Piece, *, exact: bool) -> Batch:
     """Read a piece in any process, by the compiled reader where there is one."""
-    reader = library(0)
-    found = None if reader is None else scan(piece, reader)
-    return _columns_or_general(piece, found, exact=exact)
-
-
-def _columns_or_general(piece: Piece, found: Scan | None, *, exact: bool) -> Batch:
-    batch = None if found is None else columns_of(found, exact=exact)
-    if batch is None:
-        return read_piece(piece, exact=exact)
-    batch.offset = piece.offset
-    return batch
+    loaded = library(0)
+    if loaded is not None:
+        with readers(loaded).lent() as reader:
+            if reader.read(piece):
+                batch = reader.take(exact=exact)
+                batch.offset = piece.offset
+                return batch
+    return read_piece(_own(piece), exact=exact)
 
 
 def _read_stretch(path: Path, size: int, piece: Piece, *, exact: bool) -> Batch:
@@ -204,6 +197,10 @@ class _Column:
             kind = np.promote_types(self._values.dtype, _narrowest(values))
             if kind != self._values.dtype:
                 self._values = self._values.astype(kind)
+        if not self._used:  # small files have one batch: no room for a second yet
+            self._values = values.astype(self._values.dtype)
+            self._used = len(values)
+            return
         need = self._used + len(values)
         if need > len(self._values):
             size = len(self._values)
@@ -219,10 +216,10 @@ class _Column:
 
 def _narrowest(values: NDArray[Any]) -> Any:
     low, high = int(values.min()), int(values.max())
-    for kind in (np.int16, np.int32):
-        if np.iinfo(kind).min < low and high < np.iinfo(kind).max:
+    for kind, limit in _LIMITS:
+        if -limit < low and high < limit:
             return kind
-    return np.int64
+    return np.dtype(np.int64)
 
 
 class _Merger:
@@ -293,7 +290,7 @@ class _Merger:
     ) -> KinetoTrace:
         self._pair()
         columns, details = self._sorted()
-        head = header.data.decode("utf-8", "replace")
+        head = str(header.data, "utf-8", "replace")
         metadata = read_metadata([head, self._tail or ""])
         self.problems += problems
         is_object = not head.lstrip("\ufeff \t\r\n").startswith("[")

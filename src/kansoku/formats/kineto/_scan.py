@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from kansoku.errors import InputError
+from kansoku.formats.kineto._spare import Spare
 
 __all__ = [
     "CHUNK_BYTES",
@@ -32,6 +33,7 @@ _KEYS = rb"ph|name|cat|args|pid|ts|tid|dur|id|bp|s"
 _SEAM = re.compile(rb"\}\s*,?\s*(?=\{\s*\"(?:" + _KEYS + rb")\"\s*:)")
 # Not the value of a key, such as "args": {"name": ….
 EVENT_START = re.compile(rb"(?<!:)(?<!: )\{\s*\"(?:" + _KEYS + rb")\"\s*:")
+_BEFORE_ARRAY = b"\xef\xbb\xbf \t\r\n"
 _EVENTS_KEY = re.compile(rb"\"traceEvents\"\s*:\s*\[")
 
 
@@ -41,14 +43,14 @@ class Piece:
 
     kind: str
     """``header`` (before the events), ``events`` or ``headless`` (events whose head is lost)."""
-    data: bytes
+    data: bytes | memoryview
     offset: int
     """Position of the first byte in the (inflated) file."""
     last: bool = False
     """Nothing follows: the data may hold the end of the array and what comes after it."""
 
 
-def last_seam(data: bytes, start: int = 0) -> int | None:
+def last_seam(data: bytes | memoryview, start: int = 0) -> int | None:
     """Return the position after the last object that another event follows; None without one."""
     window = 1 << 14
     while True:
@@ -70,54 +72,93 @@ def middle_seam(data: bytes) -> int | None:
     return match.start() + 1
 
 
-def split(blocks: Iterable[bytes], *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Piece]:
+_WINDOW_BYTES = CHUNK_BYTES + (512 << 10)
+
+
+class _Window:
+    """What was read and not yet given away; its memory serves all chunks."""
+
+    def __init__(self) -> None:
+        self._memory = memoryview(bytearray(_WINDOW_BYTES))
+        self.size = 0
+
+    @property
+    def data(self) -> memoryview:
+        """What is held."""
+        return self._memory[: self.size]
+
+    def add(self, block: bytes | memoryview) -> None:
+        need = self.size + len(block)
+        if need > len(self._memory):
+            grown = memoryview(bytearray(2 * need))
+            grown[: self.size] = self.data
+            self._memory = grown
+        self._memory[self.size : need] = block
+        self.size = need
+
+    def shrink(self) -> None:
+        """Give memory back that only an unusual file needed."""
+        if len(self._memory) > 8 * _WINDOW_BYTES:
+            self._memory = memoryview(bytearray(_WINDOW_BYTES))
+
+    def drop(self, size: int) -> None:
+        """Give up the first bytes; views of them hold something else from now on."""
+        self._memory[: self.size - size] = self._memory[size : self.size]
+        self.size -= size
+
+
+_windows = Spare(_Window)
+
+
+def split(
+    blocks: Iterable[bytes | memoryview], *, chunk_bytes: int = CHUNK_BYTES, lend: bool = False
+) -> Iterator[Piece]:
     """Yield the header, then chunks of whole events; memory stays within a few chunks.
 
+    With ``lend`` the data of a chunk is a view that holds it until the next one is asked for.
     Raises InputError where nothing looks like a trace.
     """
-    stream = iter(blocks)
+    with _windows.lent() as window:
+        window.size = 0
+        yield from _pieces(iter(blocks), window, chunk_bytes, lend=lend)
+        window.shrink()
+
+
+def _pieces(
+    stream: Iterator[bytes | memoryview], window: _Window, chunk_bytes: int, *, lend: bool
+) -> Iterator[Piece]:
     buffer, offset = _header(stream)
-    yield Piece(kind="header", data=buffer[:offset], offset=0)
-    headless = offset == 0 and not buffer.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+    headless = offset == 0 and not bytes(buffer).lstrip(_BEFORE_ARRAY).startswith(b"[")
     kind = "headless" if headless else "events"
-    rest = [buffer[offset:]]
-    size = len(rest[0])
+    window.add(memoryview(buffer)[offset:])
+    yield Piece(kind="header", data=bytes(buffer[:offset]), offset=0)
     wanted = chunk_bytes
     for block in stream:
-        rest.append(block)
-        size += len(block)
-        if size < wanted:
+        window.add(block)
+        if window.size < wanted:
             continue
-        if (place := last_seam(block)) is not None:  # as a rule: what is kept is copied once
-            rest[-1] = block[:place]
-            data = b"".join(rest)
-            yield Piece(kind=kind, data=data, offset=offset)
-            kind = "events"
-            rest = [block[place:]]
-            offset += len(data)
-            size -= len(data)
-            wanted = chunk_bytes
-            continue
-        data = b"".join(rest)
-        cut = last_seam(data)
-        if cut is None and size < _PIECE_LIMIT_BYTES:
-            rest = [data]
-            wanted = 2 * size  # a search over every block more would be quadratic
+        cut = last_seam(window.data)
+        if cut is None and window.size < _PIECE_LIMIT_BYTES:
+            wanted = 2 * window.size  # a search over every block more would be quadratic
             continue
         wanted = chunk_bytes
         if cut is None:
-            cut = size
-        yield Piece(kind=kind, data=data[:cut], offset=offset)
+            cut = window.size
+        data = window.data[:cut]
+        yield Piece(kind=kind, data=data if lend else bytes(data), offset=offset)
         kind = "events"
-        rest = [data[cut:]]
+        window.drop(cut)
         offset += cut
-        size -= cut
-    yield Piece(kind=kind, data=b"".join(rest), offset=offset, last=True)
+    data = window.data
+    yield Piece(kind=kind, data=data if lend else bytes(data), offset=offset, last=True)
 
 
-def _header(stream: Iterator[bytes]) -> tuple[bytes, int]:
+def _header(stream: Iterator[bytes | memoryview]) -> tuple[bytes | memoryview, int]:
     """Return the bytes read so far and where the first event (or ``]``) may begin."""
-    data = b""
+    first = next(stream, b"")
+    if (place := _events_begin(first)) is not None:
+        return first, place
+    data = bytes(first)
     for block in stream:
         seen = max(len(data) - 64, 0)
         data += block
@@ -136,9 +177,9 @@ def _header(stream: Iterator[bytes]) -> tuple[bytes, int]:
     return data, 0
 
 
-def _events_begin(data: bytes, start: int = 0) -> int | None:
-    text = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
-    if text.startswith(b"["):
-        return data.index(b"[") + 1
+def _events_begin(data: bytes | memoryview, start: int = 0) -> int | None:
+    head = bytes(data[:64])
+    if head.lstrip(_BEFORE_ARRAY).startswith(b"["):
+        return head.index(b"[") + 1
     match = _EVENTS_KEY.search(data, start)
     return None if match is None else match.end()

@@ -5,13 +5,15 @@ import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from isal import isal_zlib
 
 from kansoku.errors import InputError
+from kansoku.formats.kineto._spare import Spare
 
 __all__ = ["Source", "find_sources", "read_blocks"]
 
@@ -99,19 +101,21 @@ def _expand(path: Path, *, named: bool = True) -> list[Source]:
     return sorted(members, key=lambda source: source.member or "")
 
 
-def read_blocks(source: Source, problems: list[str]) -> Iterator[bytes]:
-    """Yield the inflated bytes; what cut the stream short is added to ``problems``."""
+def read_blocks(source: Source, problems: list[str]) -> Iterator[bytes | memoryview]:
+    """Yield the inflated bytes; what cut the stream short is added to ``problems``.
+
+    A block holds what it does until the next one is asked for: fresh memory costs as much as
+    reading from the disk's cache.
+    """
     if source.member is not None:
         yield from _member_blocks(source, problems)
         return
     try:
-        with source.path.open("rb") as file:
-            first = file.read(_BLOCK_BYTES)
-            raw = _file_blocks(first, file)
-            if first[:2] == b"\x1f\x8b":
-                yield from _inflate(raw, problems)
-            else:
-                yield from raw
+        with source.path.open("rb", buffering=0) as file:
+            raw = _file_blocks(file)
+            first = next(raw, memoryview(b""))
+            whole = chain([first], raw)
+            yield from _inflate(whole, problems) if bytes(first[:2]) == b"\x1f\x8b" else whole
     except OSError as error:
         raise InputError(f"cannot read: {error.strerror}", where=str(source)) from None
 
@@ -134,11 +138,14 @@ def read_stretch(path: Path, offset: int, size: int) -> bytes:
         return file.read(size) or b""
 
 
-def _file_blocks(first: bytes, file: IO[bytes]) -> Iterator[bytes]:
-    block = first
-    while block:
-        yield block
-        block = file.read(_BLOCK_BYTES)
+_blocks = Spare(lambda: bytearray(_BLOCK_BYTES))
+
+
+def _file_blocks(file: FileIO) -> Iterator[memoryview]:
+    with _blocks.lent() as lent:
+        block = memoryview(lent)[:_BLOCK_BYTES]
+        while size := file.readinto(block):
+            yield block[:size]
 
 
 def _member_blocks(source: Source, problems: list[str]) -> Iterator[bytes]:
@@ -169,7 +176,7 @@ def _limited_blocks(file: Any, size: int, problems: list[str]) -> Iterator[bytes
         yield block
 
 
-def _inflate(blocks: Iterator[bytes], problems: list[str]) -> Iterator[bytes]:
+def _inflate(blocks: Iterator[bytes | memoryview], problems: list[str]) -> Iterator[bytes]:
     """Inflate one or more gzip members; keep what came before a cut or a bad checksum."""
     inflater = isal_zlib.decompressobj(wbits=31)
     started = False

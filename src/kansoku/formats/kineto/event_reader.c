@@ -1,15 +1,16 @@
 /* The slices of one chunk of Kineto events as rows of numbers, in one pass over its bytes.
 
-   Texts are not copied: each distinct one gets a number and the place where it first stands. The
-   caller makes all arrays and says how much fits. kineto_events_read() returns 0, or -1 for
-   whatever is not whole JSON in the form that Kineto writes (a key twice or escaped, text or a
+   Each distinct text gets a number and is copied once; the next chunk finds those of the chunks
+   before it. The caller makes all arrays and says how many rows fit. kineto_events_read() returns
+   0, or -1 for whatever is not whole JSON in the form that Kineto writes (a key twice or escaped, text or a
    negative number as a stamp, a beginning without its end in one event, more than fits): the
    general reader decides about those. Every read is checked against the end of the chunk. */
 #include <stdint.h>
 #include <string.h>
 
-enum { TOKENS = 1 << 14, TOKEN_SLOTS = 1 << 15, PLACES = 1 << 12, PLACE_SLOTS = 1 << 13 };
+enum { TOKENS = 1 << 15, TOKEN_SLOTS = 1 << 16, PLACES = 1 << 12, PLACE_SLOTS = 1 << 13 };
 enum { CATEGORY, NAME, PLACE, START, DURATION, CORRELATION, SIZE, ARGUMENTS, LENGTH, COLUMNS };
+enum { TEXT_BYTES = 1 << 22 };
 enum { DEEPEST = 64, LONGEST_NUMBER = 64 };
 
 #define ABSENT INT64_MIN
@@ -22,9 +23,11 @@ struct text {
 
 struct reader {
     const uint8_t *data, *end;
-    int64_t *tokens; /* (start, length) of each, quotes included */
+    uint8_t *texts;
+    int64_t *tokens; /* (start in texts, length) of each, quotes included */
     int32_t *token_slots, *place_slots; /* number and one, 0 where empty; zeroed by the caller */
     int32_t *places; /* tokens of process, thread, device and stream of each */
+    int64_t text_bytes;
     int32_t token_count, place_count, last_place;
 };
 
@@ -379,13 +382,16 @@ static int32_t token_of(struct reader *r, struct text value)
     for (; r->token_slots[at]; at = (at + 1) % TOKEN_SLOTS) {
         int64_t *known = r->tokens + 2 * (r->token_slots[at] - 1);
         if (known[1] == value.length &&
-            !memcmp(r->data + known[0], value.start, (size_t)value.length))
+            !memcmp(r->texts + known[0], value.start, (size_t)value.length))
             return r->token_slots[at] - 1;
     }
-    if (r->token_count == TOKENS)
+    if (r->token_count == TOKENS || value.length >= TEXT_BYTES - r->text_bytes)
         return -2;
-    r->tokens[2 * r->token_count] = value.start - r->data;
+    memcpy(r->texts + r->text_bytes, value.start, (size_t)value.length);
+    r->tokens[2 * r->token_count] = r->text_bytes;
     r->tokens[2 * r->token_count + 1] = value.length;
+    r->text_bytes += value.length;
+    r->texts[r->text_bytes++] = ','; /* any run of them is the inside of an array */
     r->token_slots[at] = ++r->token_count;
     return r->token_count - 1;
 }
@@ -434,21 +440,28 @@ static int put_slice(struct reader *r, const struct event *e, int64_t *row, int6
     return 0;
 }
 
-/* counts: events, slices, tokens, places. rows: COLUMNS arrays of max_rows; tokens: 2 * TOKENS;
-   places: 4 * PLACES; token_slots and place_slots: as many as named above, zeroed. */
-int kineto_events_read(const uint8_t *data, int64_t size, int64_t max_rows, int64_t *rows,
-                       int64_t *tokens, int32_t *places, int32_t *token_slots,
-                       int32_t *place_slots, int64_t counts[4])
+/* rows: where the first of COLUMNS arrays, `stride` apart, goes on; max_rows more fit. texts:
+   TEXT_BYTES; tokens: 2 * TOKENS; places: 4 * PLACES; token_slots and place_slots: as many as named
+   above, zeroed before the first chunk. counts: events, slices and slices of collectives of this
+   chunk; tokens, places and bytes of texts of all chunks, zero before the first. After a refusal
+   they stand as before, and no further chunk may follow before slots are zeroed. */
+int kineto_events_read(const uint8_t *data, int64_t size, int64_t max_rows, int64_t stride,
+                       int64_t *rows, uint8_t *texts, int64_t *tokens, int32_t *places,
+                       int32_t *token_slots, int32_t *place_slots, int64_t counts[6])
 {
     struct reader r = {.data = data,
                        .end = data + size,
+                       .texts = texts,
                        .tokens = tokens,
+                       .token_count = (int32_t)counts[3],
+                       .place_count = (int32_t)counts[4],
+                       .text_bytes = counts[5],
                        .token_slots = token_slots,
                        .place_slots = place_slots,
                        .places = places,
                        .last_place = -1};
     const uint8_t *at = data;
-    int64_t events = 0, slices = 0;
+    int64_t events = 0, slices = 0, of_collectives = 0;
     while (at < r.end && (*at == ',' || past_space(at, r.end) > at))
         at++;
     while (r.end > at && (r.end[-1] == ',' || past_space(r.end - 1, r.end) == r.end))
@@ -466,13 +479,16 @@ int kineto_events_read(const uint8_t *data, int64_t size, int64_t max_rows, int6
             return -1;
         if (e.phase.start[1] != 'X')
             continue;
-        if (slices == max_rows || put_slice(&r, &e, rows + slices, max_rows))
+        if (slices == max_rows || put_slice(&r, &e, rows + slices, stride))
             return -1;
         slices++;
+        of_collectives += e.has_collective;
     }
     counts[0] = events;
     counts[1] = slices;
-    counts[2] = r.token_count;
-    counts[3] = r.place_count;
+    counts[2] = of_collectives;
+    counts[3] = r.token_count;
+    counts[4] = r.place_count;
+    counts[5] = r.text_bytes;
     return 0;
 }

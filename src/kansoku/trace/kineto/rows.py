@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from kansoku.catalog.kernels import RowKind
 from kansoku.formats.kineto import KinetoTrace
 
-__all__ = ["DeviceRows", "codes_in", "device_rows", "launch_of"]
+__all__ = ["DeviceRows", "codes_in", "device_rows", "launch_of", "run_starts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,11 @@ class DeviceRows:
         """Ends, ns."""
         return np.add(self.start, self.duration, dtype=np.int64)
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """First start and last end of the rows, of which there is at least one, ns."""
+        return int(self.start[0]), int(self.end.max())
+
     def pick(self, mask: NDArray[np.bool_]) -> "DeviceRows":
         """Return the rows of a mask."""
         return DeviceRows(
@@ -51,6 +56,16 @@ def codes_in(values: NDArray[Any]) -> list[int]:
     return found
 
 
+def run_starts(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where each run of equal values begins."""
+    if len(values) == 0:
+        return np.empty(0, np.int64)
+    new = np.empty(len(values), bool)
+    new[0] = True
+    np.not_equal(values[1:], values[:-1], out=new[1:])
+    return np.flatnonzero(new)
+
+
 def launch_of(columns: dict[str, NDArray[Any]], rows: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return for each device row the row of its launch call, by correlation id; -1 if none.
 
@@ -64,9 +79,9 @@ def launch_of(columns: dict[str, NDArray[Any]], rows: NDArray[np.int32]) -> NDAr
     found = np.full(len(rows), -1, np.int32)
     if len(calls) == 0:
         return found
-    keys, first = np.unique(ids[calls], return_index=True)  # rows are in start order
-    calls = calls[first]
-    del first
+    calls = calls[np.argsort(ids[calls], kind="stable")]  # rows are in start order
+    calls = calls[run_starts(ids[calls])]
+    keys = ids[calls]
     wanted = ids[rows]
     place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1).astype(np.int32)
     match = keys[place] == wanted

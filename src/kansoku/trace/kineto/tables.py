@@ -1,13 +1,15 @@
 """Tables of one rank's trace: kernels, families, copies, launches, queue, modules, collectives."""
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kansoku.catalog.kernels import RowKind, kernel_rules
 from kansoku.formats.kineto import NO_ID, CollectiveArguments, KinetoTrace
-from kansoku.trace.kineto.rows import DeviceRows, codes_in
+from kansoku.trace.kineto.rows import DeviceRows, codes_in, run_starts
 
 __all__ = [
     "CallCost",
@@ -136,7 +138,7 @@ def kernels(trace: KinetoTrace, rows: DeviceRows) -> list[KernelRow]:
     key = rows.name.astype(np.int32) * 16 + rows.kind
     order = np.lexsort((rows.duration, key))
     key, duration = key[order], rows.duration[order]
-    begins = np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1])))
+    begins = run_starts(key)
     ends = np.append(begins[1:], len(key))
     # All names at once: a call of NumPy a name costs more than its rows. Sorted within each name.
     totals = np.add.reduceat(duration, begins, dtype=np.int64)
@@ -151,8 +153,8 @@ def kernels(trace: KinetoTrace, rows: DeviceRows) -> list[KernelRow]:
         duration[ends - 1].tolist(),
         strict=True,
     ):
-        name, kind = trace.names[code // 16], RowKind(code % 16)
-        word, family = _kind_words(kind, name)
+        name = trace.names[code // 16]
+        word, family = _kind_words(code % 16, name)
         out.append(
             KernelRow(
                 name=name,
@@ -169,8 +171,9 @@ def kernels(trace: KinetoTrace, rows: DeviceRows) -> list[KernelRow]:
     return sorted(out, key=lambda row: (-row.total_ns, row.name))
 
 
-def _kind_words(kind: RowKind, name: str) -> tuple[str, str]:
-    """Return kind and family of a kernel in words."""
+@lru_cache(maxsize=1 << 14)
+def _kind_words(kind: int, name: str) -> tuple[str, str]:
+    """Return kind and family of a kernel in words; the ranks of a job run the same kernels."""
     match kind:
         case RowKind.COLLECTIVE:
             return "communication", kernel_rules().operation(name)
@@ -184,71 +187,91 @@ def _kind_words(kind: RowKind, name: str) -> tuple[str, str]:
 
 def copies(trace: KinetoTrace, rows: DeviceRows) -> list[CopyRow]:
     """Return memory copies and sets by direction with their bandwidth."""
-    out = []
-    mask = np.isin(rows.kind, (RowKind.MEMCPY, RowKind.MEMSET))
+    chosen = np.flatnonzero((rows.kind == RowKind.MEMCPY) | (rows.kind == RowKind.MEMSET))
+    if not len(chosen):
+        return []
+    mask = chosen[np.argsort(rows.name[chosen], kind="stable")]
     names = rows.name[mask]
     size = trace.details["bytes"].at(rows.row[mask], absent=NO_ID)
     launch = rows.launch[mask]
     # ROCm writes the size on the call, not on the copy.
     from_call = (size == NO_ID) & (launch >= 0)
     size = np.where(from_call, trace.details["bytes"].at(launch, absent=NO_ID), size)
-    duration = rows.duration[mask]
-    for code in codes_in(names):
-        same = names == code
-        known = same & (size != NO_ID)
-        moved, time_ns = int(size[known].sum()), int(duration[known].sum())
-        out.append(
-            CopyRow(
-                name=trace.names[code],
-                calls=int(same.sum()),
-                bytes=moved if known.any() else None,
-                total_ns=int(duration[same].sum()),
-                bytes_per_s=moved / time_ns * 1e9 if known.any() and time_ns > 0 else None,
-            )
+    duration = rows.duration[mask].astype(np.int64)
+    known = size != NO_ID
+    begins = run_starts(names)
+    out = [
+        CopyRow(
+            name=trace.names[code],
+            calls=calls,
+            bytes=moved if sized else None,
+            total_ns=total,
+            bytes_per_s=moved / time_ns * 1e9 if sized and time_ns > 0 else None,
         )
+        for code, calls, sized, moved, time_ns, total in zip(
+            names[begins].tolist(),
+            np.diff(begins, append=len(names)).tolist(),
+            *(
+                np.add.reduceat(values, begins).tolist()
+                for values in (
+                    known.astype(np.int64),
+                    np.where(known, size, 0),
+                    np.where(known, duration, 0),
+                    duration,
+                )
+            ),
+            strict=True,
+        )
+    ]
     return sorted(out, key=lambda row: (-row.total_ns, row.name))
 
 
 def launches(trace: KinetoTrace, rows: DeviceRows) -> LaunchFigures | None:
     """Return launch statistics; None where the file has no launch call."""
-    if not trace.of(RowKind.LAUNCH).any():
+    if not (trace.columns["kind"] == RowKind.LAUNCH).any():
         return None
-    matched = rows.launch >= 0
-    calls, first, per_call = np.unique(rows.launch[matched], return_index=True, return_counts=True)
-    started = rows.start[matched][first]
+    matched = np.flatnonzero(rows.launch >= 0)
+    matched = matched[np.argsort(rows.launch[matched], kind="stable")]
+    launch = rows.launch[matched]
+    begins = run_starts(launch)
+    calls = launch[begins]
+    per_call = np.diff(begins, append=len(launch))
+    started = rows.start[matched[begins]]
     call_start = trace.columns["start_ns"][calls]
     call_length = trace.columns["duration_ns"][calls]
     delay = np.maximum(started - call_start, 0)
-    work = np.bincount(
-        np.searchsorted(calls, rows.launch[matched]),
-        weights=rows.duration[matched],
-        minlength=len(calls),
-    )
-    graph_codes = [c for c, name in enumerate(trace.names) if "GraphLaunch" in name]
-    graph = np.isin(trace.columns["name"][calls], graph_codes)
     any_call = len(calls) > 0
+    work = np.add.reduceat(rows.duration[matched], begins, dtype=np.int64) if any_call else 0
+    is_graph = np.array(["GraphLaunch" in name for name in trace.names], bool)
+    graph = is_graph[trace.columns["name"][calls]]
+    median, percentile = _median_and_99th(delay) if any_call else (None, None)
     return LaunchFigures(
         calls=len(calls),
-        rows=int(matched.sum()),
-        graph_calls=int(graph.sum()),
+        rows=len(matched),
+        graph_calls=int(np.count_nonzero(graph)),
         graph_rows=int(per_call[graph].sum()),
-        delay_median_ns=float(np.median(delay)) if any_call else None,
-        delay_p99_ns=_percentile_99(delay) if any_call else None,
+        delay_median_ns=median,
+        delay_p99_ns=percentile,
         delay_max_ns=int(delay.max()) if any_call else None,
-        slow_delays=int((delay > _LONG_LAUNCH_DELAY_NS).sum()),
-        short_rows=int((rows.duration < _SHORT_KERNEL_NS).sum()),
-        longer_than_work=int((call_length > work).sum()),
-        unmatched_rows=int((~matched).sum()),
+        slow_delays=int(np.count_nonzero(delay > _LONG_LAUNCH_DELAY_NS)),
+        short_rows=int(np.count_nonzero(rows.duration < _SHORT_KERNEL_NS)),
+        longer_than_work=int(np.count_nonzero(call_length > work)),
+        unmatched_rows=len(rows.launch) - len(matched),
     )
 
 
-def _percentile_99(values: NDArray[np.int64]) -> float:
-    """Return the 99th percentile, linear between ranks; np.quantile loads numpy.ma (16 ms)."""
-    place = (len(values) - 1) * 0.99
+def _median_and_99th(values: NDArray[np.int64]) -> tuple[float, float]:
+    """Return the median and the 99th percentile, linear between ranks.
+
+    Not np.median and np.quantile: they load numpy.ma (16 ms), and each would sort for itself.
+    """
+    size = len(values)
+    place = (size - 1) * 0.99
     low = int(place)
-    high = min(low + 1, len(values) - 1)
-    part = np.partition(values, (low, high))
-    return float(part[low] + (part[high] - part[low]) * (place - low))
+    high = min(low + 1, size - 1)
+    part = np.partition(values, ((size - 1) // 2, size // 2, low, high))
+    median = (float(part[(size - 1) // 2]) + float(part[size // 2])) / 2
+    return median, float(part[low] + (part[high] - part[low]) * (place - low))
 
 
 def _lane_name(trace: KinetoTrace, lane: int) -> str:
@@ -296,59 +319,90 @@ def call_costs(trace: KinetoTrace, rows: DeviceRows, kind: RowKind) -> list[Call
     A device row belongs to every call of this kind that was open on the launching thread when it
     was launched; calls of one name inside each other count once.
     """
-    out = []
     columns = trace.columns
     calls = np.flatnonzero(columns["kind"] == kind)
-    matched = rows.launch >= 0
-    launch = rows.launch[matched]
-    thread, at, work = columns["lane"][launch], columns["start_ns"][launch], rows.duration[matched]
-    order = np.lexsort((at, thread))
-    thread, at, work = thread[order], at[order], work[order]
-    before = np.concatenate(([0], np.cumsum(work, dtype=np.int64)))
-    bounds = {lane: np.searchsorted(thread, [lane, lane + 1]) for lane in codes_in(thread)}
-    names = columns["name"][calls]
-    order = np.argsort(names, kind="stable")
-    sorted_names = names[order]
-    begins = np.flatnonzero(np.concatenate(([True], sorted_names[1:] != sorted_names[:-1])))
-    for begin, end in (
-        zip(begins.tolist(), [*begins[1:].tolist(), len(order)], strict=True) if len(order) else ()
-    ):
-        chosen = calls[order[begin:end]]
-        host = device = count = 0
-        for lane in codes_in(columns["lane"][chosen]):
-            same = chosen[columns["lane"][chosen] == lane]
-            start, stop = _outermost(columns["start_ns"][same], columns["duration_ns"][same])
-            host += int((stop - start).sum())
-            if lane in bounds:
-                low, high = bounds[lane]
-                first = low + np.searchsorted(at[low:high], start, side="left")
-                last = low + np.searchsorted(at[low:high], stop, side="left")
-                device += int((before[last] - before[first]).sum())
-                count += int((last - first).sum())
-        out.append(
-            CallCost(
-                name=trace.names[int(sorted_names[begin])],
-                calls=end - begin,
-                host_ns=host,
-                device_ns=device,
-                device_rows=count,
-            )
+    if not len(calls):
+        return []
+    name, lane = columns["name"][calls], columns["lane"][calls]
+    start, duration = columns["start_ns"][calls], columns["duration_ns"][calls]
+    order = np.lexsort((-duration, start, lane, name))
+    name, lane, start = name[order], lane[order], start[order]
+    begins, start, stop = _outermost(
+        _either(run_starts(name), run_starts(lane)), start, start + duration[order].astype(np.int64)
+    )
+    device, rows_inside = _work_inside(trace, rows, lane[begins], start, stop)
+    firsts = run_starts(name[begins])
+    out = [
+        CallCost(
+            name=trace.names[code], calls=count, host_ns=host, device_ns=work, device_rows=inside
         )
+        for code, count, host, work, inside in zip(
+            name[begins[firsts]].tolist(),
+            np.diff(begins[firsts], append=len(name)).tolist(),
+            *(
+                np.add.reduceat(values, firsts).tolist()
+                for values in (stop - start, device, rows_inside)
+            ),
+            strict=True,
+        )
+    ]
     return sorted(out, key=lambda row: (-row.device_ns, -row.host_ns, row.name))
 
 
+def _either(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the places that either of two lists of them holds, ascending."""
+    places = np.sort(np.concatenate((one, other)))
+    return places[run_starts(places)]
+
+
 def _outermost(
-    start: NDArray[np.int64], duration: NDArray[np.int64]
+    begins: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the calls that no other call of their group covers: row, start, end.
+
+    A group begins at each of ``begins``; its calls stand in order of start, longer ones first.
+    Calls that overlap without nesting become one.
+    """
+    size = len(start)
+    # The latest end so far in each group. Places among all ends instead of the ends themselves:
+    # a group's number can stand before them without leaving 64 bits.
+    by_stop = np.argsort(stop, kind="stable")
+    place = np.empty(size, np.int64)
+    place[by_stop] = np.arange(size)
+    group = np.zeros(size, np.int64)
+    group[begins] = 1
+    offset = np.cumsum(group) * size
+    reach = stop[by_stop[np.maximum.accumulate(offset + place) - offset]]
+    top = np.empty(size, bool)
+    np.greater_equal(start[1:], reach[:-1], out=top[1:])
+    top[begins] = True
+    tops = np.flatnonzero(top)
+    return tops, start[tops], reach[np.append(tops[1:], size) - 1]
+
+
+def _work_inside(
+    trace: KinetoTrace,
+    rows: DeviceRows,
+    lane: NDArray[Any],
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    if len(start) == 1:  # most names have one call
-        return start, np.add(start, duration, dtype=np.int64)
-    order = np.lexsort((-duration, start))
-    start, stop = start[order], np.add(start, duration, dtype=np.int64)[order]
-    reach = np.maximum.accumulate(stop)
-    top = np.concatenate(([True], start[1:] >= reach[:-1]))
-    begins = np.flatnonzero(top)
-    ends = reach[np.append(begins[1:] - 1, len(reach) - 1)]
-    return start[begins], ends
+    """Return device time and rows launched within each stretch of a host thread."""
+    columns = trace.columns
+    matched = np.flatnonzero(rows.launch >= 0)
+    launch = rows.launch[matched]
+    # Rows of the trace, launches among them, stand in order of start.
+    order = np.lexsort((launch, columns["lane"][launch]))
+    thread, at = columns["lane"][launch[order]], columns["start_ns"][launch[order]]
+    before = np.zeros(len(order) + 1, np.int64)
+    np.cumsum(rows.duration[matched[order]], out=before[1:])
+    first, last = np.zeros(len(lane), np.int64), np.zeros(len(lane), np.int64)
+    for one in codes_in(lane):
+        low, high = np.searchsorted(thread, (one, one + 1))
+        same = lane == one
+        first[same] = low + np.searchsorted(at[low:high], start[same], side="left")
+        last[same] = low + np.searchsorted(at[low:high], stop[same], side="left")
+    return before[last] - before[first], last - first
 
 
 def collectives(trace: KinetoTrace, rows: DeviceRows) -> list[CollectiveRow]:

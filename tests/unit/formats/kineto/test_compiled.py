@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -36,8 +37,8 @@ def piece(text, *, last=False):
 
 
 def compiled(text, reader, *, last=False):
-    found = _compiled.scan(piece(text, last=last), reader)
-    return None if found is None else _compiled.columns_of(found, exact=False)
+    taken = _compiled.Reader(reader)
+    return taken.take(exact=False) if taken.read(piece(text, last=last)) else None
 
 
 def plain(batch):
@@ -220,8 +221,84 @@ def test_more_texts_than_fit_are_left_to_the_general_reader(compiled_reader):
     def many(count):
         return ",".join(LAUNCH.replace("cudaLaunchKernel", f"n{n}") for n in range(count))
 
-    assert compiled(many(20_000), compiled_reader) is None
-    assert compiled(many(16_000), compiled_reader).slices == 16_000
+    assert compiled(many(40_000), compiled_reader) is None
+    assert compiled(many(32_000), compiled_reader).slices == 32_000
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pieces_that_wait_together_say_what_each_of_them_says(seed, compiled_reader):
+    """Whole and damaged pieces in a row; what waits is taken when there is no room or a refusal."""
+    draw = random.Random(seed)
+    reader = _compiled.Reader(compiled_reader)
+    together, alone = [], []
+
+    def take():
+        if reader.waiting:
+            together.append(plain(reader.take(exact=False)))
+
+    for number in range(12):
+        data = written(draw).replace(b"\\u", b"u")
+        one = piece(data if draw.random() < 0.7 else data + b"]", last=number == 11)
+        if not reader.has_room(one):
+            take()
+        if reader.read(one):
+            alone.append(plain(read_piece(one)))
+        else:
+            take()
+    take()
+    assert len(together) < len(alone)
+    assert summed(together) == summed(alone)
+
+
+def summed(answers):
+    """Return what several batches say together."""
+    operators = {}
+    for answer in answers:
+        for name, figures in answer["operators"].items():
+            known = operators.get(name, (0, 0, 0.0))
+            operators[name] = tuple(a + b for a, b in zip(known, figures, strict=True))
+    set_aside = Counter()
+    for answer in answers:
+        set_aside.update(answer["counts"][3])
+    stamps = [stamp for answer in answers for stamp in answer["host"] if stamp is not None]
+    return {
+        "rows": sorted((row for answer in answers for row in answer["rows"]), key=repr),
+        "operators": operators,
+        "counts": [sum(answer["counts"][n] for answer in answers) for n in range(3)],
+        "set aside": set_aside,
+        "host": (min(stamps), max(stamps)),
+        "tail": answers[-1]["rest"][1],
+    }
+
+
+def test_texts_that_fill_the_tables_are_forgotten(compiled_reader):
+    """A reader goes on for as long as the file does, whatever many names it has."""
+    reader = _compiled.Reader(compiled_reader)
+    before = []
+    for part in range(5):
+        names = [f"n{part}_{n}" for n in range(12_000)]
+        one = piece(",".join(LAUNCH.replace("cudaLaunchKernel", name) for name in names))
+        if part:
+            batch = reader.take(exact=False)
+            assert [batch.names[code] for code in batch.columns["name"]] == before
+        assert reader.read(one)
+        before = names
+
+
+def test_many_chunks_of_a_file_are_one_batch(tmp_path, compiled_reader, monkeypatch):
+    monkeypatch.setattr(_read, "library", lambda _: compiled_reader)
+    monkeypatch.setattr(_read, "CHUNK_BYTES", 20_000)
+    monkeypatch.setattr("kansoku.formats.kineto._source._BLOCK_BYTES", 5_000)
+    batches = []
+    add = _read._Merger.add
+    monkeypatch.setattr(_read._Merger, "add", lambda m, b: batches.append(b.slices) or add(m, b))
+    path = tmp_path / "rank0.json"
+    texts = [LAUNCH.replace("-12", str(n)) for n in range(2_500)]
+    path.write_text('{"traceEvents": [' + ",\n".join(texts) + "]}")
+    (source,) = _read_sources(path)
+    trace = _read.read_trace(source)
+    assert batches == [2_500]
+    assert sorted(trace.columns["correlation"].tolist()) == list(range(2_500))
 
 
 def test_only_a_large_input_has_the_reader_built(monkeypatch):
@@ -269,27 +346,34 @@ HARNESS = """
 #include <stdlib.h>
 int main(void)
 {{
-    int64_t size, room, counts[4], read = 0;
+    int64_t size, room, counts[6] = {{0}}, read = 0;
+    uint8_t *texts = malloc(TEXT_BYTES);
+    int64_t *tokens = calloc(TOKENS, 16);
+    int32_t *places = calloc(PLACES, 16), *slots = calloc(TOKEN_SLOTS, 4);
+    int32_t *place_slots = calloc(PLACE_SLOTS, 4);
     while (fread(&size, 8, 1, stdin) == 1 && fread(&room, 8, 1, stdin) == 1) {{
         uint8_t *data = malloc(size ? size : 1); /* exactly as long as the chunk */
         if (size && fread(data, size, 1, stdin) != 1)
             return 2;
-        int64_t *rows = calloc(room * COLUMNS + 1, 8), *tokens = calloc(TOKENS, 16);
-        int32_t *places = calloc(PLACES, 16), *slots = calloc(TOKEN_SLOTS, 4);
-        int32_t *place_slots = calloc(PLACE_SLOTS, 4);
-        if (!kineto_events_read(data, size, room, rows, tokens, places, slots, place_slots,
-                                counts)) {{
-            for (int64_t i = 0; i < counts[2]; i++)
-                if (tokens[2 * i] < 0 || tokens[2 * i] + tokens[2 * i + 1] > size)
+        int64_t *rows = calloc(room * COLUMNS + 1, 8);
+        if (!kineto_events_read(data, size, room, room, rows, texts, tokens, places, slots,
+                                place_slots, counts)) {{
+            for (int64_t i = 0; i < counts[3]; i++)
+                if (tokens[2 * i] < 0 || tokens[2 * i] + tokens[2 * i + 1] >= counts[5])
                     return 3;
             for (int64_t i = 0; i < counts[1]; i++)
                 if (rows[ARGUMENTS * room + i] + rows[LENGTH * room + i] > size
-                    || rows[NAME * room + i] >= counts[2] || rows[PLACE * room + i] >= counts[3])
+                    || rows[NAME * room + i] >= counts[3] || rows[PLACE * room + i] >= counts[4])
                     return 4;
             read++;
+        }} else {{
+            memset(counts, 0, sizeof counts);
+            memset(slots, 0, 4 * TOKEN_SLOTS);
+            memset(place_slots, 0, 4 * PLACE_SLOTS);
         }}
-        free(data), free(rows), free(tokens), free(places), free(slots), free(place_slots);
+        free(data), free(rows);
     }}
+    free(texts), free(tokens), free(places), free(slots), free(place_slots);
     printf("%ld\\n", (long)read);
     return 0;
 }}

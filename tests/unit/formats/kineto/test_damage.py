@@ -319,6 +319,13 @@ def test_damaged_gzip(tmp_path):
     assert result["ranks"][0]["busy_us"] > 0
 
 
+def test_beginning_lost_but_for_a_bracket(tmp_path, intact):
+    whole = text(JOB).replace('"traceEvents": [', "", 1)
+    result = answer(write(tmp_path / "x.json", ("]" + whole).encode()))
+    calls = [sum(k["calls"] for k in of["kernels"]) for of in (intact, result)]
+    assert calls[1] >= calls[0] - 1
+
+
 def test_beginning_lost(tmp_path):
     whole = text(JOB)
     result = answer(write(tmp_path / "t.json", whole[whole.index("aten::op3") :]))

@@ -121,6 +121,50 @@ def test_recursive_calls_count_once(tmp_path):
     assert (cost["calls"], cost["host_us"], cost["device_us"]) == (2, 50.0, 5.0)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_costs_of_calls_against_a_count_of_microseconds(tmp_path, seed):
+    """Calls of a few names on two threads, nested, overlapping, touching and empty."""
+    draw = random.Random(seed)
+    calls = [
+        (draw.choice("abc"), draw.randint(1, 2), draw.randint(1, 60), draw.choice((0, 1, 5, 20)))
+        for _ in range(draw.randint(0, 25))
+    ]
+    launches = [(draw.randint(1, 2), draw.randint(1, 90), n + 1) for n in range(30)]
+    rows = [row("user_annotation", name, 1, thread, at, n, {}) for name, thread, at, n in calls]
+    rows += [kernel(100 + 10 * corr, corr, corr) for _, _, corr in launches]
+    rows += [
+        row("cuda_runtime", "cudaLaunchKernel", 1, thread, at, 0, {"correlation": corr})
+        for thread, at, corr in launches
+    ]
+    draw.shuffle(rows)
+    found = breakdown([trace(tmp_path, rows)]).to_json()["annotations"]
+    expected = {}
+    for name in {call[0] for call in calls}:
+        open_at = {
+            (thread, t) for said, thread, at, n in calls if said == name for t in range(at, at + n)
+        }
+        inside = [corr for thread, at, corr in launches if (thread, at) in open_at]
+        count = sum(said == name for said, *_ in calls)
+        expected[name] = (count, len(open_at), sum(inside), len(inside))
+    assert {
+        cost["name"]: (cost["calls"], cost["host_us"], cost["device_us"], cost["device_rows"])
+        for cost in found
+    } == expected
+
+
+def test_copies_that_do_not_all_say_their_size(tmp_path):
+    copy = "Memcpy HtoD (Pageable -> Device)"
+    rows = [
+        row("gpu_memcpy", copy, 0, 7, 100, 50, {"device": 0, "stream": 7, "bytes": 1_000_000}),
+        row("gpu_memcpy", copy, 0, 7, 200, 150, {"device": 0, "stream": 7}),
+        row("gpu_memset", "Memset (Device)", 0, 7, 400, 30, {"device": 0, "stream": 7}),
+    ]
+    one, two = breakdown([trace(tmp_path, rows)]).to_json()["copies"]
+    assert (one["name"], one["calls"], one["bytes"], one["total_us"]) == (copy, 2, 1_000_000, 200.0)
+    assert one["gb_per_s"] == pytest.approx(20.0)
+    assert (two["calls"], two["bytes"], two["total_us"], two["gb_per_s"]) == (1, None, 30.0, None)
+
+
 def test_critical_path_through_launch_stream_sync_and_collective(tmp_path):
     rows = [
         row("user_annotation", "ProfilerStep#1", 1, 1, 100, 200, {}),

@@ -39,7 +39,10 @@ def test_order_never_matters(rows, shuffler):
 
 @given(ROWS, ROWS)
 def test_intersection(a, b):
-    assert intersect(made(a), made(b)).total_ns == len(cells(a) & cells(b))
+    found = intersect(made(a), made(b))
+    assert found.total_ns == len(cells(a) & cells(b))
+    assert np.all(found.ends > found.starts)
+    assert np.all(found.starts[1:] > found.ends[:-1])
 
 
 @given(ROWS, st.integers(-60, 90), st.integers(0, 60))
