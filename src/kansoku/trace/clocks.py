@@ -1,36 +1,44 @@
-"""Clock offsets between ranks, from the ends of collectives that all of them took part in.
+"""Clock offsets between hosts, from the ends of collectives that both took part in.
 
 Nobody leaves an all-reduce before everybody has come, so its ends lie together on the true time
-axis, while arrivals do not. For two members of a group the difference of their ends, over all
-collectives of that group, is therefore their clock difference plus a jitter of the finish. A robust
-line through it gives offset and drift. Ranks without a common group are joined through others; one
-refinement then fits every rank against the median end of each collective.
+axis, while arrivals do not. For two hosts the difference of their ends, over all collectives they
+share, is therefore their clock difference plus a jitter of the finish. A robust line through it
+gives offset and drift. Hosts without a common collective are joined through others; one refinement
+then fits every host against the median end of each collective.
+
+Ranks of one host read one clock. They are never corrected against each other: what their ends lie
+apart is how late each noticed the end, and taking that for a clock would move true times. The end
+of a host is the median of its ranks' ends.
 
 The line is a Theil-Sen fit (median of slopes, then median of residuals): half of the ends may be
-late by any amount without moving it.
+late by any amount without moving it. What no clock does is no clock: a drift beyond
+``MAX_DRIFT_PPM`` is noise, few collectives give no estimate, and an offset within its own
+uncertainty is left out.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-__all__ = ["ClockModel", "ClockOffset", "estimate_clocks"]
+__all__ = ["MAX_DRIFT_PPM", "MIN_MATCHES", "ClockModel", "ClockOffset", "estimate_clocks"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 # Slopes are taken over pairs far apart; more points than this add nothing but time.
 _MAX_POINTS = 2000
-# Below this the finish jitter of one machine, not its clock, explains a spread inside one node.
-_SAME_CLOCK_NS = 150_000.0
+MAX_DRIFT_PPM = 200.0
+"""Crystals of computers stay within 100 ppm of true time, so two within 200 of each other."""
+MIN_MATCHES = 8
+"""Collectives that two hosts must share: one barrier says how late somebody left it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockOffset:
-    """How far one rank's clock is ahead of the reference rank's."""
+    """How far the clock of a rank's host is ahead of that of the reference rank's."""
 
     rank: int
     offset_ns: float
@@ -40,7 +48,7 @@ class ClockOffset:
     residual_ns: float | None
     """Median absolute residual of the fit: how closely the ends lie together."""
     matches: int
-    """Collectives used."""
+    """Collectives used; 0 on the reference rank's own host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +59,14 @@ class ClockModel:
     origin_ns: int
     offsets: tuple[ClockOffset, ...]
     applied: bool
-    """False where all differences are within what one shared clock shows."""
+    """False where there is one clock, or none of the differences is more than noise."""
     reason: str
     unmatched: tuple[int, ...] = ()
-    """Ranks that share no collective with the others; their times are left as they are."""
+    """Ranks whose host shares too few collectives with the others; their times are left."""
+    spread_ns: float | None = None
+    """Median distance of the ends of one collective within a host: noise, not clocks."""
+    notes: tuple[str, ...] = ()
+    """Estimates that were refused, in sentences."""
 
     def corrected(self, column: str) -> pl.Expr:
         """Return an expression for a time column on the reference clock; needs ``rank``."""
@@ -79,52 +91,69 @@ class ClockModel:
         return 0.0
 
 
-def _line(x: Floats, y: Floats) -> tuple[float, float, float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fit:
+    """A line through the differences of two clocks."""
+
+    offset: float = 0.0
+    slope: float = 0.0
+    residual: float = 0.0
+    matches: int = 0
+    refused_slope: float | None = None
+    """What no clock does."""
+
+
+def _line(x: Floats, y: Floats) -> _Fit:
     """Return offset at x = 0, slope, and median absolute residual of a Theil-Sen fit."""
+    matches = len(x)
     if len(x) > _MAX_POINTS:
         keep = np.linspace(0, len(x) - 1, _MAX_POINTS).astype(np.int64)
         x, y = x[keep], y[keep]
-    slope = 0.0
-    if len(x) >= 8:
-        half = len(x) // 2
-        # Pairs half the window apart (Siegel's economical form): long baselines only.
-        run = x[half : 2 * half] - x[:half]
-        rise = y[half : 2 * half] - y[:half]
-        far = run > 0
-        if far.any():
-            slopes = rise[far] / run[far]
-            slope = float(np.median(slopes))
-            # A slope smaller than its own uncertainty is left out: it would only add noise.
-            spread = 1.4826 * float(np.median(np.abs(slopes - slope)))
-            if abs(slope) < 3 * 1.2533 * spread / np.sqrt(len(slopes)):
-                slope = 0.0
+    slope, refused = 0.0, None
+    half = len(x) // 2
+    # Pairs half the window apart (Siegel's economical form): long baselines only.
+    run = x[half : 2 * half] - x[:half]
+    rise = y[half : 2 * half] - y[:half]
+    far = run > 0
+    if len(x) >= MIN_MATCHES and far.any():
+        slopes = rise[far] / run[far]
+        slope = float(np.median(slopes))
+        # A slope smaller than its own uncertainty is left out: it would only add noise.
+        spread = 1.4826 * float(np.median(np.abs(slopes - slope)))
+        if abs(slope) < 3 * 1.2533 * spread / np.sqrt(len(slopes)):
+            slope = 0.0
+        if abs(slope) * 1e6 > MAX_DRIFT_PPM:
+            slope, refused = 0.0, slope
     rest = y - slope * x
     offset = float(np.median(rest))
-    return offset, slope, float(np.median(np.abs(rest - offset)))
+    residual = float(np.median(np.abs(rest - offset)))
+    middle = offset + slope * float(np.median(x))
+    if slope == 0 and abs(middle) < 3 * 1.2533 * 1.4826 * residual / np.sqrt(len(x)):
+        offset = 0.0  # no more than chance
+    return _Fit(
+        offset=offset, slope=slope, residual=residual, matches=matches, refused_slope=refused
+    )
 
 
 def _dense(matched: pl.DataFrame) -> list[tuple[Ints, Floats]]:
-    """Return, per process group, its ranks and ends ``(collectives, ranks)`` since the origin."""
+    """Return, per process group, its hosts and ends ``(collectives, hosts)`` since the origin."""
     found = []
     for part in matched.partition_by("group", maintain_order=True):
-        table = part.pivot(on="rank", index="sequence", values="since", aggregate_function="first")
+        table = part.pivot(on="host", index="sequence", values="since", aggregate_function="first")
         columns = [name for name in table.columns if name != "sequence"]
         ends = table.sort("sequence").select(columns).to_numpy().astype(np.float64)
         found.append((np.array([int(name) for name in columns]), ends))
     return sorted(found, key=lambda pair: (-pair[1].shape[1], -pair[1].shape[0]))
 
 
-def _spanning(
-    groups: list[tuple[Ints, Floats]], reference: int
-) -> tuple[dict[int, tuple[float, float]], dict[int, tuple[float, int]]]:
+def _spanning(groups: list[tuple[Ints, Floats]], reference: int) -> dict[int, _Fit]:
     """Walk from the reference through common groups, adding up pairwise fits."""
-    fits = {reference: (0.0, 0.0)}
-    quality: dict[int, tuple[float, int]] = {reference: (0.0, 0)}
+    fits = {reference: _Fit()}
     queue = deque([reference])
     member: dict[int, list[int]] = {}
-    for number, (ranks, _) in enumerate(groups):
-        for rank in ranks.tolist():
-            member.setdefault(rank, []).append(number)
+    for number, (hosts, _) in enumerate(groups):
+        for host in hosts.tolist():
+            member.setdefault(host, []).append(number)
     done: set[int] = set()
     while queue:
         known = queue.popleft()
@@ -132,55 +161,58 @@ def _spanning(
             if number in done:
                 continue
             done.add(number)
-            ranks, ends = groups[number]
-            base = ends[:, int(np.flatnonzero(ranks == known)[0])]
-            offset, drift = fits[known]
-            true = base - (offset + drift * base)
-            for column, rank in enumerate(ranks.tolist()):
-                if rank in fits:
+            hosts, ends = groups[number]
+            base = ends[:, int(np.flatnonzero(hosts == known)[0])]
+            true = base - (fits[known].offset + fits[known].slope * base)
+            for column, host in enumerate(hosts.tolist()):
+                if host in fits:
                     continue
                 both = ~np.isnan(true) & ~np.isnan(ends[:, column])
-                if not both.any():
+                if int(both.sum()) < MIN_MATCHES:
                     continue
                 own = ends[both, column]
-                o, d, residual = _line(own, own - true[both])
-                fits[rank] = (o, d)
-                quality[rank] = (residual, int(both.sum()))
-                queue.append(rank)
-    return fits, quality
+                fits[host] = _line(own, own - true[both])
+                queue.append(host)
+    return fits
 
 
-def estimate_clocks(matched: pl.DataFrame, *, nodes: dict[int, str] | None = None) -> ClockModel:
-    """Estimate every rank's offset and drift against the lowest rank.
+def _refined(
+    groups: list[tuple[Ints, Floats]], fits: dict[int, _Fit], reference: int
+) -> dict[int, _Fit]:
+    """Fit each host once more against the median corrected end of its collectives.
 
-    ``matched`` is what :func:`kansoku.trace.collectives.arrivals` returns without a model;
-    ``nodes`` maps ranks to hosts. Ranks of one host share one clock: where their estimates agree
-    the host's median is used for all of them, and a run on one host is left uncorrected.
+    With three or more members the median end is steadier than any single member's.
     """
-    columns = matched.select("rank", "group", "sequence", "end_ns", "seen")
-    closed = columns.filter(pl.col("end_ns").is_not_null() & (pl.col("seen") > 1))
-    if closed.is_empty():
-        reason = "no collective was seen on two ranks"
-        return ClockModel(reference=None, origin_ns=0, offsets=(), applied=False, reason=reason)
-    origin = int(closed["end_ns"].min())  # type: ignore[arg-type]
-    closed = _thinned(closed).with_columns(since=(pl.col("end_ns") - origin).cast(pl.Float64))
-    groups = _dense(closed)
-    ranks = sorted(matched["rank"].unique().to_list())
-    reference = ranks[0]
-    fits, quality = _spanning(groups, reference)
-    unmatched = tuple(rank for rank in ranks if rank not in fits)
-    fits = _refined(groups, fits, quality, reference)
-    offsets = [
-        ClockOffset(
-            rank=rank,
-            offset_ns=fits[rank][0],
-            drift_ppm=fits[rank][1] * 1e6,
-            residual_ns=quality[rank][0] if quality[rank][1] else None,
-            matches=quality[rank][1],
-        )
-        for rank in sorted(fits)
-    ]
-    return _pooled(offsets, nodes or {}, reference, origin, unmatched, float(closed["since"].max()))  # type: ignore[arg-type]
+    points: dict[int, list[tuple[Floats, Floats]]] = {}
+    for hosts, ends in groups:
+        known = np.array([host in fits for host in hosts.tolist()])
+        if known.sum() < 3:
+            continue
+        line = [fits.get(host, _Fit()) for host in hosts.tolist()]
+        offset, slope = np.array([f.offset for f in line]), np.array([f.slope for f in line])
+        true = ends - (offset + slope * ends)
+        true[:, ~known] = np.nan
+        whole = ~np.isnan(true[:, known]).any(axis=1)
+        if not whole.any():
+            continue
+        middle = np.median(true[whole][:, known], axis=1)
+        for column, host in enumerate(hosts.tolist()):
+            if host in fits:
+                own = ends[whole, column]
+                points.setdefault(host, []).append((own, own - middle))
+    refined = dict(fits)
+    for host, parts in points.items():
+        x = np.concatenate([part[0] for part in parts])
+        y = np.concatenate([part[1] for part in parts])
+        if len(x) < MIN_MATCHES:
+            continue
+        order = np.argsort(x, kind="stable")
+        refined[host] = _line(x[order], y[order])
+    zero = refined[reference]
+    return {
+        host: replace(fit, offset=fit.offset - zero.offset, slope=fit.slope - zero.slope)
+        for host, fit in refined.items()
+    }
 
 
 def _thinned(closed: pl.DataFrame) -> pl.DataFrame:
@@ -191,105 +223,85 @@ def _thinned(closed: pl.DataFrame) -> pl.DataFrame:
     return closed.filter(from_first % stride == 0)
 
 
-def _refined(
-    groups: list[tuple[Ints, Floats]],
-    fits: dict[int, tuple[float, float]],
-    quality: dict[int, tuple[float, int]],
-    reference: int,
-) -> dict[int, tuple[float, float]]:
-    """Fit each rank once more against the median corrected end of its collectives.
+def estimate_clocks(matched: pl.DataFrame, *, nodes: dict[int, str] | None = None) -> ClockModel:
+    """Estimate every host's offset and drift against that of the lowest rank.
 
-    With three or more members the median end is steadier than any single member's.
+    ``matched`` is what :func:`kansoku.trace.collectives.arrivals` returns without a model;
+    ``nodes`` maps ranks to hosts. Ranks of one host share one clock and one estimate; a rank whose
+    host is not known is taken for a host of its own.
     """
-    points: dict[int, list[tuple[Floats, Floats]]] = {}
-    for ranks, ends in groups:
-        if ends.shape[1] < 3:
-            continue
-        known = np.array([rank in fits for rank in ranks.tolist()])
-        if known.sum() < 3:
-            continue
-        line = np.array([fits.get(rank, (0.0, 0.0)) for rank in ranks.tolist()])
-        true = ends - (line[:, 0] + line[:, 1] * ends)
-        true[:, ~known] = np.nan
-        whole = ~np.isnan(true[:, known]).any(axis=1)
-        if not whole.any():
-            continue
-        middle = np.median(true[whole][:, known], axis=1)
-        for column, rank in enumerate(ranks.tolist()):
-            if rank in fits:
-                own = ends[whole, column]
-                points.setdefault(rank, []).append((own, own - middle))
-    refined = dict(fits)
-    for rank, parts in points.items():
-        x = np.concatenate([part[0] for part in parts])
-        y = np.concatenate([part[1] for part in parts])
-        order = np.argsort(x, kind="stable")
-        offset, slope, residual = _line(x[order], y[order])
-        refined[rank] = (offset, slope)
-        quality[rank] = (residual, len(x))
-    zero = refined[reference]
-    return {rank: (fit[0] - zero[0], fit[1] - zero[1]) for rank, fit in refined.items()}
+    ranks = sorted(matched["rank"].unique().to_list())
+    names = [(nodes or {}).get(rank, f"rank {rank}") for rank in ranks]
+    number = {name: n for n, name in enumerate(dict.fromkeys(names))}
+    host_of = dict(zip(ranks, (number[name] for name in names), strict=True))
+    columns = matched.select("rank", "group", "sequence", "end_ns", "seen")
+    closed = columns.filter(pl.col("end_ns").is_not_null() & (pl.col("seen") > 1))
+    if closed.is_empty():
+        reason = "no collective was seen on two ranks"
+        return ClockModel(reference=None, origin_ns=0, offsets=(), applied=False, reason=reason)
+    origin = int(closed["end_ns"].min())  # type: ignore[arg-type]
+    closed = _thinned(closed).with_columns(
+        since=(pl.col("end_ns") - origin).cast(pl.Float64),
+        host=pl.col("rank").replace_strict(host_of, return_dtype=pl.Int32),
+    )
+    ends = closed.group_by("host", "group", "sequence").agg(
+        pl.col("since").median(),
+        spread=pl.col("since").max() - pl.col("since").min(),
+        seen=pl.len(),
+    )
+    spread = ends.filter(pl.col("seen") > 1)["spread"].median()
+    found = ClockModel(
+        reference=ranks[0],
+        origin_ns=origin,
+        offsets=tuple(
+            ClockOffset(rank=rank, offset_ns=0.0, drift_ppm=0.0, residual_ns=None, matches=0)
+            for rank in ranks
+        ),
+        applied=False,
+        reason="one host, one clock: nothing to correct",
+        spread_ns=float(spread) if isinstance(spread, int | float) else None,
+    )
+    return found if len(number) == 1 else _between_hosts(ends, host_of, list(number), found)
 
 
-def _pooled(
-    offsets: list[ClockOffset],
-    nodes: dict[int, str],
-    reference: int,
-    origin: int,
-    unmatched: tuple[int, ...],
-    window: float,
+def _between_hosts(
+    ends: pl.DataFrame, host_of: dict[int, int], names: list[str], model: ClockModel
 ) -> ClockModel:
-    by_node: dict[str, list[ClockOffset]] = {}
-    for offset in offsets:
-        by_node.setdefault(nodes.get(offset.rank, f"rank {offset.rank}"), []).append(offset)
-
-    def middle(o: ClockOffset) -> float:
-        return o.offset_ns + o.drift_ppm * 1e-6 * window / 2
-
-    def agree(members: list[ClockOffset]) -> bool:
-        times = (0.0, window)
-        values = [[o.offset_ns + o.drift_ppm * 1e-6 * t for o in members] for t in times]
-        jitter = float(np.median([o.residual_ns or 0.0 for o in members]))
-        return all(max(v) - min(v) < max(_SAME_CLOCK_NS, 4 * jitter) for v in values)
-
-    def model(found: list[ClockOffset], reason: str, *, applied: bool) -> ClockModel:
-        return ClockModel(
-            reference=reference,
-            origin_ns=origin,
-            offsets=tuple(found),
-            applied=applied,
-            reason=reason,
-            unmatched=unmatched,
-        )
-
-    shared = nodes and all(agree(members) for members in by_node.values())
-    if shared and len(by_node) == 1:
-        return model(offsets, "one host, one clock: nothing to correct", applied=False)
-    if not shared:
-        return model(offsets, "each rank corrected by its own estimate", applied=True)
-    pooled = []
-    for members in by_node.values():
-        drift = float(np.median([o.drift_ppm for o in members]))
-        centre = float(np.median([middle(o) for o in members]))
-        pooled += [
-            ClockOffset(
-                rank=o.rank,
-                offset_ns=centre - drift * 1e-6 * window / 2,
-                drift_ppm=drift,
-                residual_ns=o.residual_ns,
-                matches=o.matches,
-            )
-            for o in members
-        ]
-    zero = next(o for o in pooled if o.rank == reference)
-    pooled = [
+    shared = ends.filter(pl.len().over("group", "sequence") > 1)
+    reference = host_of[min(host_of)]
+    fits = {reference: _Fit()}
+    if not shared.is_empty():
+        groups = _dense(shared)
+        fits = _refined(groups, _spanning(groups, reference), reference)
+    offsets = tuple(
         ClockOffset(
-            rank=o.rank,
-            offset_ns=o.offset_ns - zero.offset_ns,
-            drift_ppm=o.drift_ppm - zero.drift_ppm,
-            residual_ns=o.residual_ns,
-            matches=o.matches,
+            rank=rank,
+            offset_ns=fits[host].offset,
+            drift_ppm=fits[host].slope * 1e6,
+            residual_ns=fits[host].residual if fits[host].matches else None,
+            matches=0 if host == reference else fits[host].matches,
         )
-        for o in sorted(pooled, key=lambda o: o.rank)
-    ]
-    return model(pooled, "one estimate a host, from all its ranks", applied=True)
+        for rank, host in sorted(host_of.items())
+        if host in fits
+    )
+    notes = tuple(
+        f"the ends of {names[host]} seem to drift by {fit.refused_slope * 1e6:+,.0f} ppm: no "
+        f"clock does (at most {MAX_DRIFT_PPM:.0f}), so that is noise and no drift is corrected"
+        for host, fit in sorted(fits.items())
+        if fit.refused_slope is not None
+    )
+    applied = any(o.offset_ns or o.drift_ppm for o in offsets)
+    if len(fits) < 2:
+        reason = f"no two hosts share {MIN_MATCHES} collectives: nothing was estimated"
+    elif applied:
+        reason = "one estimate a host, from the median end of its ranks"
+    else:
+        reason = "the hosts' clocks agree within what their ends can tell"
+    return replace(
+        model,
+        offsets=offsets,
+        applied=applied,
+        reason=reason,
+        unmatched=tuple(rank for rank, host in sorted(host_of.items()) if host not in fits),
+        notes=notes,
+    )

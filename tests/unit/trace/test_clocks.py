@@ -3,7 +3,7 @@
 import numpy as np
 import polars as pl
 import pytest
-from tests.labs.generated_run import START_NS, Schedule, generate, with_clocks
+from tests.labs.generated_run import MS, START_NS, Schedule, generate, with_clocks
 
 from kansoku.trace.clocks import estimate_clocks
 from kansoku.trace.collectives import arrivals, collective_rows
@@ -90,6 +90,69 @@ def test_one_host_needs_no_correction_and_many_share_one_estimate_each():
     found = {o.rank: o.offset_ns for o in two.offsets}
     assert len({round(found[r]) for r in range(8, 16)}) == 1
     assert abs(found[8] - 8e6) < 50_000
+
+
+def shared(ends, *, step_ns=20 * MS):
+    """Return matched rows: ``ends[rank][n]`` is how late a rank leaves all-reduce ``n``."""
+    rows = [
+        (rank, "0", n, START_NS + n * step_ns + late)
+        for rank, lates in ends.items()
+        for n, late in enumerate(lates)
+    ]
+    return pl.DataFrame(
+        rows,
+        schema={"rank": pl.Int32, "group": pl.String, "sequence": pl.Int64, "end_ns": pl.Int64},
+        orient="row",
+    ).with_columns(seen=pl.len().over("group", "sequence").cast(pl.Int32))
+
+
+def test_ranks_of_one_host_are_never_corrected_against_each_other():
+    # Rank 1 leaves every all-reduce later, and later each time: 10 ms and 600 us more a step of
+    # 20 ms, which as a clock would be 30,000 ppm. It is a busy machine.
+    late = {0: [0] * 20, 1: [10 * MS + 600_000 * n for n in range(20)]}
+    model = estimate_clocks(shared(late), nodes={0: "a", 1: "a"})
+    assert not model.applied
+    assert model.reason == "one host, one clock: nothing to correct"
+    assert {(o.offset_ns, o.drift_ppm) for o in model.offsets} == {(0.0, 0.0)}
+    assert model.spread_ns == 10 * MS + 600_000 * 9.5  # the middle of the twenty
+
+
+def test_one_barrier_is_no_estimate_between_two_hosts():
+    late = {0: [0] * 7, 1: [14 * MS] * 7}
+    model = estimate_clocks(shared(late), nodes={0: "a", 1: "b"})
+    assert (model.applied, model.unmatched) == (False, (1,))
+    assert "8 collectives" in model.reason
+    more = estimate_clocks(shared({0: [0] * 8, 1: [14 * MS] * 8}), nodes={0: "a", 1: "b"})
+    assert more.applied
+    assert more.at(1, START_NS) == 14 * MS
+
+
+def test_a_drift_that_no_clock_has_is_noise_and_said():
+    # 600 us a step of 20 ms is 30,000 ppm; the offset is still the middle of what was seen.
+    late = {0: [0] * 21, 1: [5 * MS + 600_000 * n for n in range(21)]}
+    model = estimate_clocks(shared(late), nodes={0: "a", 1: "b"})
+    assert [o.drift_ppm for o in model.offsets] == [0.0, 0.0]
+    assert model.at(1, START_NS) == 5 * MS + 600_000 * 10
+    (note,) = model.notes
+    # As seen on the clock that runs away: 600 us of 20.6 ms.
+    assert "b seem to drift by +29,126 ppm" in note
+
+
+def test_an_offset_within_its_own_uncertainty_is_left_out():
+    rng = np.random.default_rng(4)
+    late = {rank: rng.normal(0, 3 * MS, 50).round().astype(int).tolist() for rank in range(2)}
+    model = estimate_clocks(shared(late), nodes={0: "a", 1: "b"})
+    assert not model.applied
+    assert "agree" in model.reason
+
+
+def test_a_slow_rank_of_a_host_does_not_move_the_clock_of_its_host():
+    # Three ranks a host; one of them leaves everything 30 ms late. Host b is 2 ms ahead.
+    late = {0: [0] * 20, 1: [0] * 20, 2: [0] * 20}
+    late |= {3: [2 * MS] * 20, 4: [2 * MS] * 20, 5: [32 * MS] * 20}
+    nodes = {rank: "a" if rank < 3 else "b" for rank in range(6)}
+    model = estimate_clocks(shared(late), nodes=nodes)
+    assert [o.offset_ns for o in model.offsets] == [0, 0, 0, 2 * MS, 2 * MS, 2 * MS]
 
 
 def test_nothing_matched_is_said():

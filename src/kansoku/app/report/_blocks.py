@@ -101,10 +101,11 @@ def clock_blocks(report: "Report") -> list[Block]:
     clocks = report.run.clocks
     if len(clocks.offsets) < 2:
         return []
-    worst = max(abs(o.offset_ns) for o in clocks.offsets)
     if not clocks.applied:
-        text = f"Clocks: {clocks.reason}; ends of collectives agree within {worst / 1e3:.0f} µs."
-        return [Sentence(text=text, tone=Tone.MUTED)]
+        text = f"Clocks: {clocks.reason}"
+        if clocks.spread_ns is not None:
+            text += f"; its ranks leave a collective {clocks.spread_ns / 1e3:.0f} µs apart"
+        return [Sentence(text=f"{text}.", tone=Tone.MUTED)]
     shown = sorted(clocks.offsets, key=lambda o: -abs(o.offset_ns))[:_MAX_ROWS]
     return [
         Table(

@@ -11,6 +11,7 @@ from kansoku.app.report._findings import ReportPolicy, build_findings
 from kansoku.app.report._load import LoadedRun, load_run
 from kansoku.app.report._states import BlackBox, read_black_box
 from kansoku.model import Finding, Mfu, RunFacts
+from kansoku.trace.clocks import MIN_MATCHES
 from kansoku.trace.collectives import CollectiveSummary, summarise
 from kansoku.trace.steps import gc_rows, queue_rows
 from kansoku.trace.stragglers import StragglerReport, find_stragglers
@@ -134,6 +135,7 @@ def _job(answer: Report) -> dict[str, Any]:
             "applied": clocks.applied,
             "reason": clocks.reason,
             "reference_rank": clocks.reference,
+            "spread_us": None if clocks.spread_ns is None else clocks.spread_ns / 1e3,
             "offsets": [
                 {
                     "rank": o.rank,
@@ -219,9 +221,11 @@ def report(run: Path | str | LoadedRun, *, policy: ReportPolicy | None = None) -
     missing += stragglers.notes
     if run.clocks.unmatched:
         missing.append(
-            f"ranks {', '.join(map(str, run.clocks.unmatched[:16]))} share no collective with rank "
-            f"{run.clocks.reference}: their clocks are not aligned"
+            f"ranks {', '.join(map(str, run.clocks.unmatched[:16]))} share fewer than "
+            f"{MIN_MATCHES} collectives with the host of rank {run.clocks.reference}: their clocks "
+            "are not aligned"
         )
+    missing += run.clocks.notes
     return Report(
         run=run,
         throughput=throughput,

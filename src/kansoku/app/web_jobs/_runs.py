@@ -285,7 +285,10 @@ def _from_rows(reading: Reading, known: KnownRun) -> LoadedRun:
         steps = steps.with_columns(run_delay_ns=pl.lit(None, dtype=pl.Int64))
     rows = collective_rows(spans, facts)
     matched = arrivals(rows)
-    clocks = estimate_clocks(matched)
+    # Which rank ran where is not in the rows; a job on one node has one clock.
+    alone = facts.nodes[0] if len(facts.nodes) == 1 else None
+    nodes = None if alone is None else {r.rank: alone for r in facts.ranks if r.rank is not None}
+    clocks = estimate_clocks(matched, nodes=nodes)
     if clocks.applied:
         matched = arrivals(rows, clocks)
     return LoadedRun(
