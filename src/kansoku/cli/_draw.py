@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from kansoku.cli._columns import fit_columns
 from kansoku.view import Facts, Heading, Heatmap, Sentence, Series, Table, Timeline, Tone, View
 from kansoku.view.plain import plain_view
 
@@ -97,14 +98,24 @@ def _cell(value: object) -> str:
 
 
 def _draw_table(block: Table, console: Console) -> None:
-    table = RichTable(title=block.title, title_justify="left", title_style="bold", box=None)
-    for column in block.columns:
-        table.add_column(column.title, justify="right" if column.numeric else "left")
-    for number, row in enumerate(block.rows):
-        style = _STYLES[block.tones[number]] if block.tones else ""
-        table.add_row(*(Text(_cell(value)) for value in row), style=style)
-    console.print()
-    console.print(table)
+    rows = [[_cell(value) for value in row] for row in block.rows]
+    title: str | None = block.title
+    for band in fit_columns(block.columns, rows, room=console.width):
+        table = RichTable(title=title, title_justify="left", title_style="bold", box=None)
+        for fitted in band:
+            column = block.columns[fitted.place]
+            table.add_column(
+                Text(column.title),
+                justify="right" if column.numeric else "left",
+                width=fitted.width,
+                overflow="fold",
+            )
+        for number, row in enumerate(rows):
+            style = _STYLES[block.tones[number]] if block.tones else ""
+            table.add_row(*(Text(row[fitted.place]) for fitted in band), style=style)
+        console.print()
+        console.print(table)
+        title = None
     if block.note:
         console.print(Text(block.note, style="dim"))
 
