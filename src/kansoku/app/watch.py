@@ -17,7 +17,7 @@ import polars as pl
 from kansoku.app.diagnose._answer import incident_json
 from kansoku.app.diagnose._runs import observe_dumps, observe_run
 from kansoku.diagnose.edge.dumps import fetch_dump
-from kansoku.diagnose.edge.publish import alerts, post_json, webhook_body
+from kansoku.diagnose.edge.publish import alerts, check_address, post_json, webhook_body
 from kansoku.diagnose.live import Change, Detector, LivePolicy
 from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.stacks import Stack, outliers, stacks_of_text
@@ -53,6 +53,13 @@ class WatchSettings:
     """Where runs of this machine are looked at from outside when they hang; None: not at all."""
     collections: Path | None = None
     """Where the dumps and stacks collected from outside are kept."""
+
+    def check(self) -> None:
+        """Raise ConfigurationError for an address that nobody can be told at."""
+        for flag in ("webhook", "alertmanager", "otlp"):
+            url: str | None = getattr(self, flag)
+            if url is not None:
+                check_address(url, f"--{flag}")
 
 
 def incident_rows(changes: Sequence[Change]) -> pl.DataFrame:

@@ -90,6 +90,11 @@ def command(
     if store is not None and store.startswith(("http://", "https://")):
         raise InputError(f"{store} is a server; serve needs a folder", where="--store")
     folder = Path(store) if store else default_store()
+    if not diagnose and (webhook or alertmanager or otlp):
+        raise InputError(
+            "there are no incidents to tell of with --no-diagnose",
+            where="--webhook, --alertmanager, --otlp",
+        )
     watch = WatchSettings(
         webhook=webhook, alertmanager=alertmanager, otlp=otlp, collections=folder / "collections"
     )

@@ -158,6 +158,16 @@ def _check(site: _Site, page: Page, request: Request) -> tuple[Reading, dict[str
     return reading, _given(page, request)
 
 
+def _target(page: Page, request: Request) -> str:
+    """Return where to go after the sign-in: the page with the parameters that it knows.
+
+    What else was asked stays behind: people write ``?token=…`` by hand.
+    """
+    known = {one.name for one in page.parameters if not one.in_path}
+    kept = [(key, value) for key, value in request.query_params.multi_items() if key in known]
+    return request.url.path + (f"?{urlencode(kept)}" if kept else "")
+
+
 class _UnknownError(KansokuError):
     """Nobody known asks: answered with 401, or with the sign-in page."""
 
@@ -168,8 +178,7 @@ def _html(site: _Site, page: Page) -> Callable[[Request], Any]:
         try:
             reading, values = _check(site, page, request)
         except _UnknownError:
-            target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-            return RedirectResponse(f"/sign-in?next={quote(target)}", 303)
+            return RedirectResponse(f"/sign-in?next={quote(_target(page, request))}", 303)
         except KansokuError as error:
             return _error(site, settings, _status(error), error, None)
 

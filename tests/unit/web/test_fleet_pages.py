@@ -280,6 +280,14 @@ def test_a_browser_signs_in_once_and_out_again(guarded):
         assert client.get("/api/v1/pages/cluster").status_code == 401
 
 
+def test_a_token_written_into_the_address_goes_no_further(guarded):
+    with TestClient(guarded, follow_redirects=False) as client:
+        away = client.get("/fabric", params={"by": "rnic", "token": OPERATOR})
+        assert away.headers["location"] == "/sign-in?next=/fabric%3Fby%3Drnic"
+        form = client.get(away.headers["location"])
+        assert OPERATOR not in form.text
+
+
 @pytest.mark.parametrize("target", ["//evil.example/", "https://evil.example/", "/\\evil.example"])
 def test_signing_in_leads_nowhere_else(guarded, target):
     with TestClient(guarded, follow_redirects=False) as client:

@@ -62,7 +62,9 @@ class ServeSettings:
     """Live diagnosis of what arrives; None: none."""
 
     def check(self, access: Access) -> None:
-        """Raise ConfigurationError for settings that would expose the data."""
+        """Raise ConfigurationError for settings that would expose the data or tell nobody."""
+        if self.watch is not None:
+            self.watch.check()
         if (self.certificate is None) != (self.key is None):
             raise ConfigurationError("a certificate needs its key, and a key its certificate")
         if self.client_authority is not None and self.certificate is None:

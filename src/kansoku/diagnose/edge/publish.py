@@ -2,16 +2,17 @@
 
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from kansoku.diagnose.live import Change
-from kansoku.errors import InputError, PlatformError
+from kansoku.errors import ConfigurationError, InputError, PlatformError
 from kansoku.model import Verdict
 
-__all__ = ["alerts", "post_json", "webhook_body"]
+__all__ = ["alerts", "check_address", "post_json", "webhook_body"]
 
 _TIMEOUT_S = 5.0
 
@@ -82,10 +83,37 @@ def webhook_body(change: Change, incident: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def check_address(url: str, flag: str) -> None:
+    """Raise ConfigurationError naming the flag for an address nothing can be posted to.
+
+    A path or query may be the secret of a webhook; a user and password would stand in every list of
+    processes and are not sent. The address is not repeated: errors stand in logs.
+    """
+    problem = "is no http:// or https:// address with a host"
+    try:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
+            problem = "has a user or password" if "@" in parts.netloc else ""
+    except ValueError:
+        pass
+    if any(character.isspace() or not character.isprintable() for character in url):
+        problem = "has a space or control character in it"
+    if problem:
+        raise ConfigurationError(
+            f"the address {problem}", where=flag, remedy="such as https://HOST:PORT/PATH"
+        )
+
+
+def _shown(url: str) -> str:
+    """Return an address without its path: many webhooks keep their secret there."""
+    parts = urllib.parse.urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
 def post_json(url: str, body: object) -> None:
-    """POST JSON; raise PlatformError where nobody takes it."""
+    """POST JSON; raise PlatformError where nobody takes it, naming the host and no more."""
     if not url.startswith(("http://", "https://")):
-        raise InputError(f"{url!r} is not an http:// or https:// address")
+        raise InputError("not an http:// or https:// address")
     request = urllib.request.Request(  # noqa: S310 - scheme checked above
         url,
         data=json.dumps(body).encode(),
@@ -96,4 +124,4 @@ def post_json(url: str, body: object) -> None:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the same
             answer.read(4096)
     except (urllib.error.URLError, OSError) as error:
-        raise PlatformError(f"{error}", where=url) from None
+        raise PlatformError(f"{error}", where=_shown(url)) from None
