@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-__all__ = ["start_ticks"]
+__all__ = ["start_ticks", "still_runs"]
 
 _PROC = Path("/proc")
 
@@ -16,3 +16,13 @@ def start_ticks(pid: int, proc: Path = _PROC) -> int | None:
     fields = text.rpartition(")")[2].split()
     # Zombies have ended; only their parent has not noticed.
     return None if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def still_runs(pid: int, started: int, proc: Path = _PROC) -> bool:
+    """Say whether the process that wrote ``started`` (ticks since boot) into its ring still runs.
+
+    Numbers of processes are used again, so the number alone says nothing; 0 is a writer that did
+    not know when it started.
+    """
+    ticks = start_ticks(pid, proc)
+    return ticks is not None and started in {0, ticks}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from kansoku.app._processes import still_runs
 from kansoku.app.agent_resources import NodeSampling, claims_of
 from kansoku.errors import KansokuError
 from kansoku.model import RunFacts, table_schema
@@ -111,7 +112,11 @@ class RingFollower:
 
         data = read_run(path)
         run = data.facts.run
-        live = [p for p in data.processes if p.state == "recording" and _is_alive(p.pid)]
+        live = [
+            p
+            for p in data.processes
+            if p.state == "recording" and still_runs(p.pid, p.process_start)
+        ]
         self._running += [(run, p.rank, p.pid) for p in live]
         who = labels(("kansoku.run", run))
         count = float(data.counters["count"].sum() or 0)
@@ -177,7 +182,3 @@ class RingFollower:
         """Forget runs whose folder is gone; a long-lived agent sees thousands of jobs."""
         if len(self._ranks) > 10_000:
             self._ranks = {k: v for k, v in self._ranks.items() if k[0] in present}
-
-
-def _is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()

@@ -1,5 +1,8 @@
 """The agent follows rings: each step once, full spans of sampled and slow steps only."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from kansoku.app.agent_rings import RingFollower
@@ -12,12 +15,12 @@ MS = 1_000_000
 class Job:
     """A ring of one rank, written step by step."""
 
-    def __init__(self, folder, rank=0):
+    def __init__(self, folder, rank=0, *, pid=2**22 + 9, process_start=9):
         self.path = folder / "r-1" / f"n1-{rank + 5}.ring"
         self.path.parent.mkdir(exist_ok=True)
         self.buffer = bytearray(1 << 18)
         ring.format_ring(
-            self.buffer, pid=2**22 + 9, process_start=9, anchor=ANCHOR, lane_shares=(1,)
+            self.buffer, pid=pid, process_start=process_start, anchor=ANCHOR, lane_shares=(1,)
         )
         self.writer = ring.RingWriter(self.buffer)
         self.writer.set_ranks(rank, rank, 2)
@@ -93,3 +96,15 @@ def test_dead_processes_and_broken_rings_are_survived(tmp_path, job):
 
 def test_no_folder_is_no_job(tmp_path):
     assert RingFollower(tmp_path / "none").read().tables == {}
+
+
+def test_a_number_that_another_process_has_now_is_no_living_rank(tmp_path):
+    # proc(5): starttime is the 22nd field, the 20th after the name in brackets.
+    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    follower = RingFollower(tmp_path)
+    Job(tmp_path, pid=os.getpid(), process_start=started + 1).run(10)
+    follower.read()
+    assert follower.running() == []
+    Job(tmp_path, pid=os.getpid(), process_start=started).run(10)
+    follower.read()
+    assert follower.running() == [("r-1", 0, os.getpid())]

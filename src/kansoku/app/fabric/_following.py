@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kansoku.app._processes import still_runs
 from kansoku.app.fabric._control import service_end, service_start
 from kansoku.errors import PlatformError
 
@@ -78,17 +79,8 @@ def _ended(folder: Path, data: "RunData") -> str | None:
     here = os.uname().nodename
     if data.processes and all(
         process.state == "closed"
-        or (process.node == here and not _lives(process.pid, process.process_start))
+        or (process.node == here and not still_runs(process.pid, process.process_start))
         for process in data.processes
     ):
         return "all processes of the run are gone"
     return None
-
-
-def _lives(pid: int, started: int) -> bool:
-    from kansoku.capture.attach.process import Process
-
-    try:
-        return Process(pid).start == started
-    except OSError:
-        return False

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kansoku.app._processes import start_ticks
+from kansoku.app._processes import still_runs
 from kansoku.app.report._load import LoadedRun
 from kansoku.formats.run_directory import ProcessState
 from kansoku.model import RankFacts
@@ -52,9 +52,7 @@ def _process(state: ProcessState | None) -> str:
         return "ended"
     if state.node != os.uname().nodename:
         return "unknown"
-    ticks = start_ticks(state.pid)
-    same = ticks is not None and (not state.process_start or ticks == state.process_start)
-    return "running" if same else "gone"
+    return "running" if still_runs(state.pid, state.process_start) else "gone"
 
 
 def read_black_box(run: LoadedRun, *, now: Callable[[], int] = time.time_ns) -> BlackBox:
