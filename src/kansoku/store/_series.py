@@ -1,6 +1,7 @@
 """The series dictionary: (metric, labels) to a small integer, and label matching."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -9,9 +10,50 @@ import pyarrow as pa
 
 from kansoku.store._interface import Matcher
 
-__all__ = ["SeriesDictionary"]
+__all__ = ["NO_ROOM", "TOO_LONG", "SeriesDictionary", "TextLimits"]
 
 Ids = npt.NDArray[np.int32]
+NO_ROOM = -1
+"""Instead of an id: there are as many series as may be."""
+TOO_LONG = -2
+"""Instead of an id: the metric's name or a label is longer than may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextLimits:
+    """What a series may be called, in bytes of UTF-8: its name stays in memory as long as it does.
+
+    Labels as VictoriaMetrics has them (``-maxLabelNameLen``, ``-maxLabelValueLen``), which drops
+    and counts such series too; OpenTelemetry ends names of instruments at 255 characters.
+    """
+
+    metric_bytes: int = 256
+    label_name_bytes: int = 256
+    label_value_bytes: int = 4096
+    labels_bytes: int = 65_536
+    """All labels of a series, as JSON."""
+
+    def allow(self, metric: str, labels: str) -> bool:
+        """Say whether a series may be called so."""
+        if _size(metric) > self.metric_bytes:
+            return False
+        size = _size(labels)
+        if size <= min(self.label_name_bytes, self.label_value_bytes):
+            return True
+        if size > self.labels_bytes:
+            return False
+        try:
+            parsed = orjson.loads(labels)
+        except orjson.JSONDecodeError:
+            return True  # read as no labels
+        return all(
+            _size(name) <= self.label_name_bytes and _size(str(value)) <= self.label_value_bytes
+            for name, value in (parsed.items() if isinstance(parsed, dict) else ())
+        )
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 class SeriesDictionary:
@@ -21,9 +63,12 @@ class SeriesDictionary:
     length first.
     """
 
-    def __init__(self, *, limit: int, limit_per_metric: int) -> None:
+    def __init__(
+        self, *, limit: int, limit_per_metric: int, texts: TextLimits | None = None
+    ) -> None:
         self._limit = limit
         self._limit_per_metric = limit_per_metric
+        self._texts = texts or TextLimits()
         self._ids: dict[tuple[str, str], int] = {}
         self.metrics: list[str] = []
         self.labels: list[str] = []
@@ -64,7 +109,7 @@ class SeriesDictionary:
             self._parsed.pop(number, None)
 
     def encode(self, metric: pa.ChunkedArray, labels: pa.ChunkedArray) -> Ids:
-        """Return the id of every row, new series added; -1 where a limit refuses one."""
+        """Return the id of every row, new series added; NO_ROOM or TOO_LONG for refused ones."""
         names, name_codes = _factorize(metric)
         texts, text_codes = _factorize(labels)
         pairs = name_codes.astype(np.int64) * max(len(texts), 1) + text_codes
@@ -84,8 +129,14 @@ class SeriesDictionary:
             return number
         known = len(self._by_metric.get(metric, ()))
         if len(self.labels) >= self._limit or known >= self._limit_per_metric:
-            return -1
+            return NO_ROOM
+        if not self._texts.allow(metric, labels):
+            return TOO_LONG
         return self._add(metric, labels)
+
+    def may_describe(self, metric: str) -> bool:
+        """Say whether a metric of this name can have series at all."""
+        return self._texts.allow(metric, "{}")
 
     def note_last(
         self, ids: Ids, times: npt.NDArray[np.int64], values: npt.NDArray[np.float64]

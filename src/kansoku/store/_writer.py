@@ -18,7 +18,7 @@ from kansoku.errors import BusyError, InputError, StoreError
 from kansoku.model import TABLES, Origin, Receipt
 from kansoku.store._deliveries import BodyDigests, Deliveries
 from kansoku.store._schema import quoted
-from kansoku.store._series import SeriesDictionary
+from kansoku.store._series import NO_ROOM, TOO_LONG, SeriesDictionary
 from kansoku.store.broadcast import Broadcast
 
 __all__ = ["Batch", "Writer", "WriterCounts"]
@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 OwnerRow = tuple[str, str | None, str | None, str | None, bool | None]
 InfoRow = tuple[str, str | None, str | None, str | None]
+_MOST_DESCRIBED = 1024
+"""Characters of a metric's unit and description."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -213,7 +215,8 @@ class Writer:
         if digest:
             plan.digests[digest] = None
         plan.owners += [row for row in batch.owners if row not in self._owners]
-        plan.info += [row for row in batch.info if self.info.get(row[0]) != row]
+        described = (_short(row) for row in batch.info if self.series.may_describe(row[0]))
+        plan.info += [row for row in described if self.info.get(row[0]) != row]
         plan.answers.append((batch, Receipt(rows=kept, rejected=rejected)))
 
     def _in_time(self, name: str, rows: pa.Table, rejected: dict[str, int]) -> pa.Table:
@@ -255,7 +258,9 @@ class Writer:
         ids = self.series.encode(rows.column("metric"), rows.column("labels"))
         if len(ids) and int(ids.min()) < 0:
             keep = ids >= 0
-            rejected["series_limit"] = rejected.get("series_limit", 0) + int((~keep).sum())
+            for code, reason in ((NO_ROOM, "series_limit"), (TOO_LONG, "label_too_long")):
+                if refused := int((ids == code).sum()):
+                    rejected[reason] = rejected.get(reason, 0) + refused
             rows, ids = rows.filter(pa.array(keep)), ids[keep]
         if len(rows):
             plan.samples.append(
@@ -344,6 +349,13 @@ class Writer:
         for name, parts in plan.tables.items():
             for rows in parts:
                 self._broadcast.publish({name: rows})
+
+
+def _short(row: InfoRow) -> InfoRow:
+    """Return a metric's unit, kind and description without what no page would show."""
+    metric, *rest = row
+    unit, kind, description = (text and text[:_MOST_DESCRIBED] for text in rest)
+    return (metric, unit, kind, description)
 
 
 def _joined(parts: list[pa.Table]) -> pa.Table:

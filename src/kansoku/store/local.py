@@ -24,7 +24,7 @@ from kansoku.store._range import Grid, merge_across, range_sql, rollup_for
 from kansoku.store._relation import Sealed, condition, file_list, relation, time_condition
 from kansoku.store._schema import DDL, ROLLUPS, conform, missing_columns, quoted
 from kansoku.store._seal import Keeper, Retention
-from kansoku.store._series import SeriesDictionary
+from kansoku.store._series import SeriesDictionary, TextLimits
 from kansoku.store._writer import Batch, InfoRow, OwnerRow, Writer
 from kansoku.store.broadcast import Broadcast, Listener
 from kansoku.store.queries import named_query
@@ -43,6 +43,8 @@ class StoreLimits:
     max_series: int = 2_000_000
     """Series beyond it are refused and counted."""
     max_series_per_metric: int = 200_000
+    texts: TextLimits = field(default_factory=TextLimits)
+    """Samples of metrics or labels with longer texts are refused and counted."""
     max_pending_rows: int = 4_000_000
     """Rows that may wait for a commit; more is answered with BusyError."""
     max_future_ns: int = 3600 * 10**9
@@ -122,7 +124,9 @@ class LocalStore:
         cursor = self._database.cursor()
         limits = self.limits
         series = SeriesDictionary(
-            limit=limits.max_series, limit_per_metric=limits.max_series_per_metric
+            limit=limits.max_series,
+            limit_per_metric=limits.max_series_per_metric,
+            texts=limits.texts,
         )
         series.load(cursor.execute("SELECT id, metric, labels FROM series ORDER BY id").fetchall())
         self._load_last(cursor, series)

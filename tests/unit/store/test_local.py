@@ -1,6 +1,7 @@
 """The embedded store: appending, ranges, sealing, limits, duplicates."""
 
 import itertools
+import json
 
 import polars as pl
 import pytest
@@ -215,6 +216,44 @@ def test_label_explosion_is_bounded_and_counted(tmp_path, clock):
         assert len(store.series()) == 11
         statistics = store.statistics()
         assert statistics["rows_in"] == statistics["rows_kept"] + 90
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels", "kept"),
+    [
+        ("m" * 256, "{}", True),
+        ("m" * 257, "{}", False),
+        ("m" * 5_000_000, "{}", False),
+        ("m", {"k" * 256: "v"}, True),
+        ("m", {"k" * 257: "v"}, False),
+        ("m", {"k": "v" * 4096}, True),
+        ("m", {"k": "v" * 4097}, False),
+        ("m", {"k": "日" * 1365}, True),  # three bytes each: 4,095
+        ("m", {"k": "日" * 1366}, False),  # 4,098
+        ("m", {f"k{n}": "v" * 4000 for n in range(16)}, True),
+        ("m", {f"k{n}": "v" * 4000 for n in range(17)}, False),  # 68 kB in all
+    ],
+)
+def test_long_names_and_labels_are_refused_and_counted_and_nothing_else(
+    store, metric, labels, kept
+):
+    text = labels if isinstance(labels, str) else json.dumps(labels, ensure_ascii=False)
+    rows = pl.concat([samples(metric, text, [NOW], [1.0]), samples("other", "{}", [NOW], [2.0])])
+    receipt = store.append("metrics", rows)
+    assert receipt.rows == {"metrics": 1 + kept}
+    assert receipt.rejected == ({} if kept else {"label_too_long": 1})
+    assert len(store.series()) == 1 + kept
+    statistics = store.statistics()
+    assert statistics["rows_in"] == statistics["rows_kept"] + (not kept)
+
+
+def test_what_describes_a_metric_is_cut_and_needs_a_name_that_may_be(store):
+    rows = {"metrics": samples("m", "{}", [NOW], [1.0]).to_arrow()}
+    info = [("m", "s" * 9999, "gauge", "d" * 9999), ("n" * 9999, "s", "gauge", "d")]
+    store.submit(rows, info=info).result()
+    (row,) = store.metrics().iter_rows(named=True)
+    assert (row["metric"], row["kind"]) == ("m", "gauge")
+    assert (len(row["unit"]), len(row["description"])) == (1024, 1024)
 
 
 def test_retention_by_age_and_size(tmp_path, clock):
