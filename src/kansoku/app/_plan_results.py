@@ -16,6 +16,7 @@ from kansoku.plan.search import Candidate, SearchResult
 from kansoku.plan.timing import TrafficColumns
 from kansoku.plan.whatif import Change, Resource
 from kansoku.view import Block, Column, Facts, Heading, Line, Sentence, Series, Table, Tone, View
+from kansoku.view.units import in_time
 
 __all__ = [
     "GIB",
@@ -136,12 +137,6 @@ def _setting_facts(
     ]
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 3 * 3600:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 3 * 86400 else f"{seconds / 86400:.1f} days"
-
-
 def _budget_json(budget: Budget | None) -> dict[str, Any] | None:
     return None if budget is None else asdict(budget)
 
@@ -151,11 +146,11 @@ def _budget_blocks(budget: Budget | None) -> list[Block]:
         return []
     rows = [
         ("tokens", f"{budget.tokens:,.0f} in {budget.steps:,.0f} steps"),
-        ("time to train", _duration(budget.total_s)),
-        ("of it evaluation", _duration(budget.evaluation_s)),
+        ("time to train", in_time(budget.total_s) or ""),
+        ("of it evaluation", in_time(budget.evaluation_s) or ""),
         (
             "of it checkpoints",
-            "unknown" if budget.checkpoint_s is None else _duration(budget.checkpoint_s),
+            in_time(budget.checkpoint_s) or "unknown",
         ),
         ("checkpoint", f"{budget.checkpoint_bytes / GIB:,.0f} GiB each"),
         ("GPU-hours", f"{budget.gpu_hours:,.0f}"),

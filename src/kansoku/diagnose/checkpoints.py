@@ -7,7 +7,7 @@ application.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kansoku.view.units import in_bytes
+from kansoku.view.units import in_bytes, in_time
 
 __all__ = ["Checkpoint", "CheckpointState", "checkpoint_sentences", "checkpoint_state"]
 
@@ -80,14 +80,6 @@ def checkpoint_state(
     )
 
 
-def _age(nanoseconds: int) -> str:
-    seconds = nanoseconds / _SECOND
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
-
-
 def checkpoint_sentences(state: CheckpointState) -> list[str]:
     """Return what a person reads of it."""
     said = []
@@ -100,7 +92,7 @@ def checkpoint_sentences(state: CheckpointState) -> list[str]:
         text = f"last complete checkpoint: {last.name}{step}{size}"
         if state.lost_ns is not None:
             steps = f" ({state.lost_steps} steps)" if state.lost_steps is not None else ""
-            text += f"; {_age(state.lost_ns)} of work{steps} since it would be lost"
+            text += f"; {in_time(state.lost_ns / _SECOND)} of work{steps} since it would be lost"
         said.append(text)
     said += [f"{c.name} is not complete: {c.problem}" for c in state.incomplete[:4]]
     return said

@@ -7,7 +7,7 @@ from rich.text import Text
 from kansoku.model import PHASES, Phase
 
 __all__ = [
-    "LATE", "PHASE_LETTERS", "PHASE_STYLES", "bar", "number", "phase_strip", "plain", "rate",
+    "LATE", "PHASE_LETTERS", "PHASE_STYLES", "bar", "number", "phase_strip", "rate",
     "spark",
 ]  # fmt: skip
 
@@ -33,11 +33,6 @@ PHASE_STYLES = {
     Phase.CHECKPOINT: "white on red",
     Phase.OTHER: "dim",
 }
-
-
-def plain(text: str) -> str:
-    """Return a text from elsewhere on one line, without what would steer the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def spark(values: Sequence[float], width: int) -> str:

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from rich.text import Text
 
 from kansoku.app.top import JobLine
-from kansoku.tui._cells import LATE, number, plain
+from kansoku.tui._cells import LATE, number
+from kansoku.view.plain import plain_line
+from kansoku.view.units import in_time
 
 __all__ = ["JOB_SORTS", "job_cells", "job_columns", "job_head", "kept_jobs"]
 
@@ -31,13 +33,13 @@ def job_columns(*, narrow: bool) -> tuple[str, ...]:
 
 def job_cells(line: JobLine, now_ns: int, *, narrow: bool) -> tuple[Text | str, ...]:
     """Return one row; marks carry the meaning where colour is missing."""
-    name = Text(plain(line.name) or "–", overflow="ellipsis", no_wrap=True)
+    name = Text(plain_line(line.name) or "–", overflow="ellipsis", no_wrap=True)
     name.truncate(12 if narrow else 24, overflow="ellipsis")
     late = Text("–") if line.late is None else Text(f"{line.late} ◀", LATE)
     trouble = Text(f"{line.incidents} !" if line.incidents else "–", "yellow")
     mfu = "–" if line.mfu_ratio is None else f"{line.mfu_ratio:.1%}"
     step = "–" if line.step is None else str(line.step)
-    key = Text(plain(line.key))
+    key = Text(plain_line(line.key))
     key.truncate(12 if narrow else 26, overflow="ellipsis")
     nodes, time = str(len(line.nodes) or "–"), number(line.step_ms, digits=0 if narrow else 1)
     if narrow:
@@ -78,6 +80,4 @@ def kept_jobs(jobs: Sequence[JobLine], wanted: str, sort: str) -> list[JobLine]:
 def _ran(start_ns: int | None, now_ns: int) -> str:
     if start_ns is None:
         return "–"
-    minutes = max(now_ns - start_ns, 0) // (60 * _NANOS_S)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"
+    return in_time(max(now_ns - start_ns, 0) // _NANOS_S) or "–"

@@ -8,7 +8,7 @@ from textual.coordinate import Coordinate
 from textual.geometry import Region
 from textual.widgets import DataTable
 
-from kansoku.tui._cells import plain
+from kansoku.view.plain import plain_line
 
 __all__ = ["SteadyTable"]
 
@@ -62,4 +62,4 @@ class SteadyTable(DataTable[Text]):
 
 
 def _text(cell: Text | str) -> Text:
-    return cell if isinstance(cell, Text) else Text(plain(cell))
+    return cell if isinstance(cell, Text) else Text(plain_line(cell))

@@ -15,9 +15,10 @@ from textual.widgets import DataTable, Footer, Input, Static
 from kansoku.app.top import DeviceLine, RankLine, TopSnapshot, TopSource
 from kansoku.errors import KansokuError
 from kansoku.model import PHASES
-from kansoku.tui._cells import LATE, PHASE_LETTERS, bar, number, phase_strip, plain, rate, spark
+from kansoku.tui._cells import LATE, PHASE_LETTERS, bar, number, phase_strip, rate, spark
 from kansoku.tui._jobs import JOB_SORTS, job_cells, job_columns, job_head, kept_jobs
 from kansoku.tui._table import SteadyTable
+from kansoku.view.plain import plain_line
 
 __all__ = ["TopApp"]
 
@@ -127,14 +128,14 @@ class TopApp(App[None]):
         self._fill_jobs(snapshot)
         self._fill_ranks(snapshot)
         self._fill_devices(snapshot)
-        text = Text("\n").join(Text(plain(line), "yellow") for line in snapshot.incidents[:5])
+        text = Text("\n").join(Text(plain_line(line), "yellow") for line in snapshot.incidents[:5])
         self.query_one("#incidents", Static).update(text)
 
     def _head(self, snapshot: TopSnapshot) -> Text:
         clock = datetime.fromtimestamp(snapshot.time_ns / 1e9, UTC).strftime("%H:%M:%S UTC")
         late = [line.rank for line in snapshot.ranks if line.late]
         first = Text.assemble(
-            (plain(snapshot.title), "bold"), f"  {clock}", "  paused" * self._paused
+            (plain_line(snapshot.title), "bold"), f"  {clock}", "  paused" * self._paused
         )
         if snapshot.jobs:
             line = job_head(snapshot.jobs, list(JOB_SORTS)[self._job_sort])
@@ -143,7 +144,7 @@ class TopApp(App[None]):
         where = [f"{len(nodes)} node{'s' * (len(nodes) != 1)}"] if nodes else []
         if snapshot.note and not snapshot.ranks:
             note = " · ".join([*where, snapshot.note])
-            return Text("\n").join([first, Text(plain(note), "yellow")])
+            return Text("\n").join([first, Text(plain_line(note), "yellow")])
         parts = [
             *where,
             f"ranks {len(snapshot.ranks)}",
@@ -321,7 +322,7 @@ def _device_cells(line: DeviceLine) -> tuple[str, ...]:
 
 def _node_text(node: str, shown: TopSnapshot) -> Text:
     """Return everything that is shown of one node: its ranks, devices and incidents."""
-    text = Text(f"node {plain(node)}\n", "bold")
+    text = Text(f"node {plain_line(node)}\n", "bold")
     for line in shown.ranks:
         if line.node == node:
             mark = "  the others wait for it" if line.late else ""
@@ -330,10 +331,10 @@ def _node_text(node: str, shown: TopSnapshot) -> Text:
         if device.node == node:
             name, *cells = _device_cells(device)
             told = "  ".join(cell for cell in cells if cell != "–")
-            text.append(f"{plain(name.removeprefix(node).strip()):<12} {told}\n", "")
+            text.append(f"{plain_line(name.removeprefix(node).strip()):<12} {told}\n", "")
     about = [one for one in shown.incidents if f":{node}" in one]
     for incident in about:
-        text.append(f"{plain(incident)}\n", "yellow")
+        text.append(f"{plain_line(incident)}\n", "yellow")
     if not about:
         text.append("no open incident\n", "")
     return text
@@ -341,7 +342,7 @@ def _node_text(node: str, shown: TopSnapshot) -> Text:
 
 def _rank_text(line: RankLine) -> Text:
     text = Text(
-        f"rank {line.rank} on {plain(line.node) or 'this node'}, step {line.step}\n", "bold"
+        f"rank {line.rank} on {plain_line(line.node) or 'this node'}, step {line.step}\n", "bold"
     )
     text.append(f"median step {line.step_ms:.2f} ms\n{spark(line.trend, 60)}\n\n", "")
     for phase in PHASES:

@@ -4,17 +4,29 @@ import re
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-__all__ = ["plain_text", "plain_view"]
+__all__ = ["plain_line", "plain_text", "plain_view"]
 
 T = TypeVar("T")
 
-# Control characters but tab and line feed, and what turns the direction of reading.
-_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# Control characters but tab and line feed, what turns the direction of reading, other ends of
+# lines, and halves of characters that no encoding writes.
+_STEERS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_OBEYED = re.compile(f"[{_STEERS}]")
+_OBEYED_OR_BREAK = re.compile(f"[\t\n{_STEERS}]")
 
 
 def plain_text(text: str) -> str:
     r"""Return the text with control characters written out (``\x1b``, ``\u202e``)."""
-    return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _OBEYED.sub(_written, text)
+
+
+def plain_line(text: str) -> str:
+    r"""Return the text on one line: as ``plain_text``, with ``\t`` and ``\n`` written out too."""
+    return _OBEYED_OR_BREAK.sub(_written, text)
+
+
+def _written(found: re.Match[str]) -> str:
+    return ascii(found[0])[1:-1]
 
 
 def plain_view(view: T) -> T:

@@ -315,7 +315,7 @@ def test_names_from_elsewhere_neither_steer_the_terminal_nor_are_mark_up():
 
     async def script(app, pilot):
         shown = rows(app, "#jobs")[0]
-        assert shown[:3] == ["[/]1", "[/]?[31m[bold]x", "[/]?[31m[bold]x"]
+        assert shown[:3] == ["[/]1", r"[/]\x1b[31m[bold]x", r"[/]\x1b[31m[bold]x"]
         assert rows(app, "#devices")[0][0] == "[/]n gpu0"
         for place in ("#head", "#incidents"):
             assert "\x1b" not in str(app.query_one(place).render())

@@ -3,7 +3,7 @@
 import pytest
 
 from kansoku.view import Column, Facts, Sentence, Table, Tone, View
-from kansoku.view.plain import plain_text, plain_view
+from kansoku.view.plain import plain_line, plain_text, plain_view
 
 
 @pytest.mark.parametrize(
@@ -14,11 +14,17 @@ from kansoku.view.plain import plain_text, plain_view
         ("\x9b31m", r"\x9b31m"),
         ("over\rwritten", r"over\rwritten"),
         ("gpj.\u202eexe", r"gpj.\u202eexe"),
+        ("half\udcff", r"half\udcff"),
+        ("end\u2028of line", r"end\u2028of line"),
         ("two\nlines, 日本語", "two\nlines, 日本語"),
     ],
 )
 def test_what_a_terminal_would_obey_is_written_out(text, plain):
     assert plain_text(text) == plain
+
+
+def test_a_line_stays_one_line():
+    assert plain_line("a\tb\nc\x1b[2J 日本語") == r"a\tb\nc\x1b[2J 日本語"
 
 
 def test_every_text_of_a_view():

@@ -14,6 +14,7 @@ from kansoku.catalog import load_cluster
 from kansoku.errors import ConfigurationError, InputError
 from kansoku.jobs.edge.history import ParquetHistory
 from kansoku.jobs.edge.slurm import local_zone
+from kansoku.view.units import in_time
 
 __all__ = [
     "Clock",
@@ -170,9 +171,4 @@ def hours(value: float | None) -> str:
 
 def seconds(value: float | None) -> str:
     """Write a duration as people say it: 42 s, 13 min, 5.2 h, 3.1 d."""
-    if value is None:
-        return "–"
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if value >= 2 * size:
-            return f"{value / size:.1f} {unit}"
-    return f"{value:.0f} s"
+    return in_time(value) or "–"

@@ -10,7 +10,7 @@ from kansoku.app.web_fleet._window import (
     stamp,
 )
 from kansoku.app.web_jobs._job_resources import JobFacts, power_columns, resource_blocks
-from kansoku.app.web_jobs._jobs import TONES, duration_text, run_list, state_group
+from kansoku.app.web_jobs._jobs import TONES, run_list, state_group
 from kansoku.app.web_jobs._run import COLOUR, kept_answer, kept_blocks, kept_matrix
 from kansoku.app.web_jobs._runs import known_runs, loaded_report
 from kansoku.app.web_page import (
@@ -37,6 +37,7 @@ from kansoku.view import (
     Timeline,
     Tone,
 )
+from kansoku.view.units import in_time
 
 __all__ = ["JOB"]
 
@@ -134,12 +135,12 @@ def _facts(found: JobFacts, row: Mapping[str, object], now: int) -> list[tuple[s
         ("Size", f"{row['gpus'] or 0} GPUs, {row['nodes'] or 0} nodes"),
         ("Nodes", ", ".join(f"node:{n}" for n in nodes[:16])
          + (f" … {fold_nodes(list(nodes))}" if len(nodes) > 16 else "") or "none yet"),
-        ("Waited", duration_text(waited) or "unknown"),
-        ("Ran", duration_text(ran) or "not yet"),
+        ("Waited", in_time(waited) or "unknown"),
+        ("Ran", in_time(ran) or "not yet"),
     ]  # fmt: skip
     limit = number("time_limit_s")
     if limit is not None:
-        items.append(("Time limit", duration_text(limit) or ""))
+        items.append(("Time limit", in_time(limit) or ""))
     if row["reason"]:
         items.append(("Reason", str(row["reason"])))
     return items
@@ -160,7 +161,7 @@ def _incarnations(rows: pl.DataFrame, now: int) -> Table:
                 (r["state"] or "unknown").lower().replace("_", " "), r["exit_code"],
                 r["exit_signal"],
                 None if r["start_ns"] is None
-                else duration_text(((r["end_ns"] or now) - r["start_ns"]) / S),
+                else in_time(((r["end_ns"] or now) - r["start_ns"]) / S),
                 r["nodes"], _folded(r["node_list"]),
             ]
             for r in rows.iter_rows(named=True)

@@ -29,8 +29,9 @@ from kansoku.view import (
     Table,
     Tone,
 )
+from kansoku.view.units import in_time
 
-__all__ = ["JOBS", "TONES", "duration_text", "run_list", "state_group"]
+__all__ = ["JOBS", "TONES", "run_list", "state_group"]
 
 S = 1_000_000_000
 _MOST_JOBS = 1000
@@ -57,15 +58,6 @@ def state_group(state: str | None) -> str:
 
 TONES = {"running": Tone.GOOD, "failed": Tone.BAD, "cancelled": Tone.MUTED,
           "pending": Tone.NOTICE}  # fmt: skip
-
-
-def duration_text(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
-    whole = int(seconds)
-    days, rest = divmod(whole, 86400)
-    clock = f"{rest // 3600:d}:{rest // 60 % 60:02d}:{whole % 60:02d}"
-    return f"{days}-{clock}" if days else clock
 
 
 def _jobs(reading: Reading, values: Mapping[str, str]) -> Screen:
@@ -165,7 +157,7 @@ def _table(frame: pl.DataFrame, runs: Sequence[KnownRun], now: int) -> Table:
                 row["gpus"],
                 stamp(row["submit_ns"]),
                 stamp(start),
-                duration_text(elapsed),
+                in_time(elapsed),
                 None if p50 is None else round(p50 / 1e6, 3),
             ]
         )

@@ -13,12 +13,18 @@ function figure(text) {
   return Number(match[0].replaceAll(",", "")) * (unit ? SUFFIX[unit[1]] ?? 1 : 1);
 }
 
+const SECONDS = { "µs": 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600, d: 86400 };
+function time(text) {
+  const match = /^(-?[\d,]*\.?\d+) (µs|ms|s|min|h|d)$/.exec(text);
+  return match ? Number(match[1].replaceAll(",", "")) * SECONDS[match[2]] : null;
+}
+
 function keyOf(cell) {
-  const time = cell.querySelector("time[datetime]");
-  if (time) return Date.parse(time.getAttribute("datetime"));
+  const stamp = cell.querySelector("time[datetime]");
+  if (stamp) return Date.parse(stamp.getAttribute("datetime"));
   const text = cell.textContent.trim();
   if (text === "–") return null;
-  return cell.classList.contains("n") ? figure(text) ?? text : text;
+  return time(text) ?? (cell.classList.contains("n") ? figure(text) ?? text : text);
 }
 
 function compare(a, b) {
