@@ -474,6 +474,11 @@ class RingWriter:
 
         return open_, close
 
+    def delegate(self, core: Any) -> None:
+        """Let a compiled core write lane 0 from now on; nothing was written before."""
+        self.open, self.close = core.record, core.complete
+        self._slot, self._newest = core.slot, core.newest
+
     def remember(self, span: int, template: bytes, step: int, parent: int) -> None:
         """Keep what a long span needs to be completed after its slot was overwritten."""
         self._late[span] = (template, step, parent)

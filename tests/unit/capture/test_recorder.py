@@ -1,8 +1,12 @@
 """Steps and phases of one process, without torch: whose update ends a step, what touches what."""
 
+import threading
+
 import polars as pl
 import pytest
+from tests.labs.training import CACHE
 
+from kansoku.capture.payload.phases import Phases
 from kansoku.capture.payload.recorder import Recorder
 from kansoku.formats.run_directory import read_run
 from kansoku.model import ring
@@ -14,15 +18,18 @@ class Optimizer:
     param_groups = (1,)
 
 
-@pytest.fixture
-def recorder(tmp_path, monkeypatch):
+@pytest.fixture(params=["compiled", "python"])
+def recorder(request, tmp_path, monkeypatch):
     monkeypatch.setenv("KANSOKU_RING_DIR", str(tmp_path))
+    monkeypatch.setenv("KANSOKU_CACHE_DIR", str(CACHE))
+    monkeypatch.setenv("KANSOKU_NATIVE", str(int(request.param == "compiled")))
     monkeypatch.setenv("KANSOKU_RUN_ID", "r")
     monkeypatch.setenv("KANSOKU_RING_BYTES", "300000")
     for name in ("KANSOKU_OUT", "RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     made = Recorder()
     assert made.start()
+    assert isinstance(made.phases, Phases) == (request.param == "python")
     return made
 
 
@@ -185,3 +192,35 @@ def test_the_facts_say_which_gpus_are_the_jobs(tmp_path, monkeypatch):
     made.finish()
     (rank,) = read_run(tmp_path / "r").facts.ranks
     assert rank.extra == {"CUDA_VISIBLE_DEVICES": "2,3", "SLURM_STEP_GPUS": "6,7"}
+
+
+def test_another_thread_changes_nothing(recorder, tmp_path):
+    mine, other = Optimizer(), Optimizer()
+    recorder.optimizers.add(mine)
+
+    def elsewhere():
+        assert recorder.open(KIND["forward"], "elsewhere") == 0
+        for _ in range(3):
+            update(recorder, other)
+
+    for _ in range(2):
+        phase(recorder, "forward")
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        update(recorder, mine)
+    recorder.finish()
+    found = spans(tmp_path)
+    assert found["kind"].to_list().count("step") == 2
+    assert found["kind"].to_list().count("optimizer") == 2
+    assert "elsewhere" not in found["name"].to_list()
+
+
+def test_after_the_end_nothing_is_written(recorder, tmp_path):
+    phase(recorder, "forward")
+    recorder.finish()
+    before = len(spans(tmp_path))
+    phase(recorder, "forward")
+    update(recorder, Optimizer())
+    assert not recorder.inside(KIND["forward"])
+    assert len(spans(tmp_path)) == before

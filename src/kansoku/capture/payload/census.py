@@ -70,8 +70,8 @@ def begin(module: Any, args: Any, kwargs: Any) -> Any:
     if known is None and len(_known) < 256:
         return _Count(module, key, tensor)
     if known is not None:
-        RECORDER.flops += known[0]
-        RECORDER.tokens = max(RECORDER.tokens, 0.0) + known[1]
+        RECORDER.phases.flops += known[0]
+        RECORDER.phases.tokens = max(RECORDER.phases.tokens, 0.0) + known[1]
     return None
 
 
@@ -141,8 +141,8 @@ class _Count:
             self.flops = _from_weights(self.root, self.rows)
         entry = (self.flops * _BACKWARD_FACTOR, self.tokens)
         _known[self.key] = entry
-        RECORDER.flops += entry[0]
-        RECORDER.tokens += entry[1]
+        RECORDER.phases.flops += entry[0]
+        RECORDER.phases.tokens += entry[1]
 
 
 def _share(module: Any) -> float:
@@ -180,10 +180,10 @@ def settle() -> bool:
     changed = False
     # The first step may hold more than a step (pipelining runs a trial to find shapes), so the
     # first few may correct it.
-    if RECORDER.flops and RECORDER.step < _SETTLING_STEPS:
+    if RECORDER.phases.flops and RECORDER.phases.step < _SETTLING_STEPS:
         for name, value in (
-            ("model_flops_per_step", RECORDER.flops),
-            ("tokens_per_step", RECORDER.tokens or None),
+            ("model_flops_per_step", RECORDER.phases.flops),
+            ("tokens_per_step", RECORDER.phases.tokens or None),
         ):
             if value is not None and facts.get(name) != value:
                 facts[name] = value
@@ -196,7 +196,7 @@ def settle() -> bool:
     facts["extra"]["flops_convention"] = CONVENTION
     facts["extra"]["model"] = " + ".join(sorted({type(_bare(r)).__name__ for r in _roots.values()}))
     facts["device"], facts["extra"]["precision"] = _device()
-    if not RECORDER.tokens:
+    if not RECORDER.phases.tokens:
         RECORDER.miss("tokens per step: the model's input is neither token ids nor a sequence")
     return True
 

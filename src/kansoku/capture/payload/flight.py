@@ -36,7 +36,7 @@ def join() -> None:
     take = getattr(c10d, "_dump_fr_trace_json", None) or c10d._dump_nccl_trace_json  # noqa: SLF001
     dump = json.loads(take(includeCollectives=True, onlyActive=False))
     monotonic, unix = ring.read_header(writer.buffer).anchor
-    steps = list(RECORDER.step_starts)
+    steps = RECORDER.phases.starts()
     known = list(SEEN)
     for entry in dump.get("entries", ()):
         created = int(entry["time_created_ns"]) - unix + monotonic

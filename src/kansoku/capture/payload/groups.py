@@ -9,7 +9,7 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-from kansoku.capture.payload import flight, native
+from kansoku.capture.payload import device, flight, native
 from kansoku.capture.payload.recorder import RECORDER
 from kansoku.model import ring
 
@@ -161,7 +161,7 @@ def _wrap_wait(original: Any) -> Any:
         span = 0
         try:
             # A collective that is through already makes nobody wait: nothing to record.
-            if recorder.writer is not None and not self.is_completed():
+            if recorder.writer is not None and not (device.is_capturing() or self.is_completed()):
                 span = recorder.open(_WAIT, "wait")
         except Exception:
             recorder.failed()
@@ -285,7 +285,7 @@ def _begin(args: Any, kwargs: Any, name: str, place: int) -> Any:
         peer=peer + 1 if is_pair and peer >= 0 else 0,
     )
     start = _clock()
-    return writer.open(template, start, RECORDER.step, RECORDER.parent), start, size
+    return writer.open(template, start, RECORDER.phases.step, RECORDER.phases.parent), start, size
 
 
 def _end(begun: Any, result: Any) -> None:

@@ -26,6 +26,8 @@ _FORWARD, _BACKWARD = _KIND["forward"], _KIND["backward"]
 _DATA, _EVALUATION = _KIND["data_wait"], _KIND["evaluation"]
 _CHECKPOINT, _GC, _COMPILE = _KIND["checkpoint"], _KIND["gc"], _KIND["compile"]
 _GC_MIN_NS = 500_000
+_SETTLING_UPDATES = 16
+"""After so many updates, of all optimizers, the model's facts stand."""
 _undo: list[Callable[[], None]] = []
 _clock = time.monotonic_ns
 
@@ -33,7 +35,7 @@ _clock = time.monotonic_ns
 class _State:
     """What the module wrapper looks at on every call."""
 
-    __slots__ = ("counting", "depth", "eval_trains", "last_eval")
+    __slots__ = ("counting", "depth", "eval_trains", "last_eval", "on_device", "updates")
 
     def __init__(self) -> None:
         self.depth = 0
@@ -41,6 +43,10 @@ class _State:
         self.counting: Any = None
         self.eval_trains = False
         self.last_eval = 0
+        self.updates = 0
+        """Updates seen, as far as the settling ones."""
+        self.on_device = False
+        """Whether phases have device times."""
 
 
 _state = _State()
@@ -115,7 +121,6 @@ def switch(on: bool) -> None:  # noqa: FBT001 - it is a switch
 
 def _wrap_modules(torch: ModuleType) -> None:
     is_compiling = torch.compiler.is_dynamo_compiling
-    is_exporting = torch.compiler.is_compiling
     is_grad_enabled = torch.is_grad_enabled
     state, recorder = _state, RECORDER
 
@@ -146,8 +151,6 @@ def _wrap_modules(torch: ModuleType) -> None:
                     except Exception:
                         recorder.failed()
                 return original(self, *args, **kwargs)
-            if is_exporting():
-                return original(self, *args, **kwargs)
             state.depth = 1
             span = 0
             try:
@@ -160,7 +163,12 @@ def _wrap_modules(torch: ModuleType) -> None:
                 state.depth = 0
                 if span:
                     try:
-                        _forward_ends(span)
+                        if state.counting is not None:
+                            counting, state.counting = state.counting, None
+                            counting.end()
+                        if state.on_device:
+                            device.ends(span)
+                        recorder.close(span)
                     except Exception:
                         recorder.failed()
 
@@ -176,8 +184,8 @@ _code_objects: list[Any] = []
 
 def _forward_begins(module: Any, args: Any, kwargs: Any, grad: bool) -> int:  # noqa: FBT001
     recorder, state = RECORDER, _state
-    if _traces(args):
-        return 0
+    if _fake_mode() is not None or (args and getattr(args[0], "is_meta", False)):
+        return 0  # only finds out shapes: on fake or meta tensors, or for a compiler
     name = type(module).__name__
     if not grad or not (module.training or state.eval_trains):
         if recorder.inside(_BACKWARD):
@@ -194,40 +202,27 @@ def _forward_begins(module: Any, args: Any, kwargs: Any, grad: bool) -> int:  # 
         state.counting = census.begin(module, args, kwargs)
         if state.counting is not None:
             state.depth = 2
-        device.begins(span)
+        if state.on_device:
+            device.begins(span)
     return span
 
 
-def _traces(args: Any) -> bool:
-    """Say whether this call only finds out shapes: on fake or meta tensors, or for a compiler."""
-    if args and getattr(args[0], "is_meta", False):
-        return True
-    return _fake_mode is not None and _fake_mode() is not None
-
-
-_fake_mode: Callable[[], Any] | None = None
+def _fake_mode() -> Any:
+    """Return the active fake tensor mode; torch's own question stands here once it is found."""
 
 
 def _find_fake_mode(torch: ModuleType) -> None:
     """Find torch's cheap question whether a fake tensor mode is active."""
     global _fake_mode  # noqa: PLW0603 - once a process
     key = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001 - no public question is as cheap
-    _fake_mode = functools.partial(torch._C._get_dispatch_mode, key)  # noqa: SLF001 - the same
-    _fake_mode()
+    found = functools.partial(torch._C._get_dispatch_mode, key)  # noqa: SLF001 - the same
+    found()
+    _fake_mode = found
 
 
 def _is_part(module: Any) -> bool:
     """Say whether a module by itself is no model: a loss or an activation, before any training."""
     return not any(True for _ in module.parameters())
-
-
-def _forward_ends(span: int) -> None:
-    state = _state
-    if state.counting is not None:
-        counting, state.counting = state.counting, None
-        counting.end()
-    device.ends(span)
-    RECORDER.close(span)
 
 
 # -- backward --------------------------------------------------------------------------------------
@@ -244,30 +239,31 @@ class _Engine:
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the engine inside a backward phase."""
-        span = 0
-        if _traces(()):
+        span, state = 0, _state
+        if _fake_mode() is not None:
             return self._engine.run_backward(*args, **kwargs)
         try:
-            state = _state
             if state.last_eval:  # a model in eval mode that is trained nevertheless
                 if RECORDER.writer is not None:
                     RECORDER.writer.set_kind(state.last_eval, _FORWARD, 0)
                 state.eval_trains, state.last_eval = True, 0
             span = RECORDER.open(_BACKWARD, "backward")
-            device.begins(span)
+            if state.on_device:
+                device.begins(span)
         except Exception:
             RECORDER.failed()
         # A forward repeated inside the backward is at depth 0 again: it is seen as recomputation.
-        depth, _state.depth = _state.depth, 0
+        depth, state.depth = state.depth, 0
         try:
             return self._engine.run_backward(*args, **kwargs)
         except BaseException:
             self._broken()
             raise
         finally:
-            _state.depth = depth
+            state.depth = depth
             try:
-                device.ends(span)
+                if state.on_device:
+                    device.ends(span)
                 RECORDER.close(span)
             except Exception:
                 RECORDER.failed()
@@ -290,21 +286,27 @@ def _wrap_engine(torch: ModuleType) -> None:
 
 
 def _wrap_optimizers(torch: ModuleType) -> None:
+    state, recorder, pending = _state, RECORDER, device.PENDING
+
     def begins(optimizer: Any, *_: Any) -> None:
         try:
-            RECORDER.update_begins(optimizer)
+            recorder.update_begins(optimizer)
         except Exception:
-            RECORDER.failed()
+            recorder.failed()
 
     def ends(optimizer: Any, *_: Any) -> None:
         try:
-            if census.settle():
-                groups.name_axes()
-                RECORDER.write_facts()
-            RECORDER.update_ends(optimizer)
-            device.collect()
+            if state.updates < _SETTLING_UPDATES and recorder.writer is not None:
+                state.updates += 1
+                state.on_device = device.is_used()
+                if census.settle():
+                    groups.name_axes()
+                    recorder.write_facts()
+            recorder.update_ends(optimizer)
+            if pending:
+                device.collect()
         except Exception:
-            RECORDER.failed()
+            recorder.failed()
 
     module = importlib.import_module("torch.optim.optimizer")
     _undo.append(module.register_optimizer_step_pre_hook(begins).remove)

@@ -7,23 +7,18 @@ by ctypes. Without a compiler the Python fallback in ``groups`` sees what Python
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import hashlib
 import os
 import platform
-import shutil
-import subprocess
-import sys
 from typing import Any
 
+from kansoku.capture.payload import building
 from kansoku.capture.payload.bootstrap import warn
 from kansoku.capture.payload.recorder import RECORDER
 from kansoku.model import ring
 
-__all__ = ["Native", "build", "cache_folder", "load"]
+__all__ = ["Native", "build", "load"]
 
 _LANE = 1
-_BUILD_TIMEOUT_S = 180
 _SETTLE_NS = 1_000_000_000
 """How long a process may wait at its end for ends that are being told; none is told in a hang."""
 _DTYPES = {
@@ -33,65 +28,25 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def cache_folder() -> str:
-    """Return the folder of built recorders, made private to the user."""
-    folder = os.environ.get("KANSOKU_CACHE_DIR")
-    if not folder:
-        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        folder = os.path.join(base, "kansoku")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    if os.stat(folder).st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else")
-    return folder
-
-
 def build(torch: Any) -> str:
     """Return the path of the recorder for this torch, compiling it if it is not there yet."""
-    source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "recorder.cpp")
-    with open(source, "rb") as stream:
-        text = stream.read()
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)  # noqa: SLF001 - the only place it is told
     version = str(torch.__version__)
-    facts = (version, torch.version.git_version, abi, platform.machine())
-    digest = hashlib.sha256(text + repr(facts).encode()).hexdigest()[:16]
-    target = os.path.join(cache_folder(), f"recorder-{version}-{digest}.so")
-    if os.path.exists(target):
-        return target
-    compiler = os.environ.get("CXX") or next(
-        (found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None
-    )
-    if not compiler:
-        raise FileNotFoundError("no C++ compiler")
-    with open(target + ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one of the ranks compiles, the others wait
-        if os.path.exists(target):
-            return target
-        root = os.path.dirname(os.path.abspath(torch.__file__))
-        partial = f"{target}.{os.getpid()}"
+    root = os.path.dirname(os.path.abspath(torch.__file__))
+
+    def commands(path: str, target: str) -> list[list[str]]:
         command = [
-            compiler, "-O2", "-shared", "-fPIC", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
-            "-DUSE_DISTRIBUTED", "-DUSE_C10D", "-I", os.path.join(root, "include"),
+            *building.compiler("CXX", "c++", "g++", "clang++"), "-O2", "-shared", "-fPIC", "-w",
+            f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-DUSE_DISTRIBUTED", "-DUSE_C10D",
+            "-I", os.path.join(root, "include"),
             "-I", os.path.join(root, "include", "torch", "csrc", "api", "include"),
-            source, "-o", partial, "-L", os.path.join(root, "lib"), "-ltorch_cpu", "-lc10",
+            path, "-o", target, "-L", os.path.join(root, "lib"), "-ltorch_cpu", "-lc10",
         ]  # fmt: skip
-        print("kansoku: compiling the collective recorder for this torch, once", file=sys.stderr)  # noqa: T201
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("LD_PRELOAD")}
-        error = b""
-        for standard in ("-std=c++20", "-std=c++17"):
-            done = subprocess.run(
-                [*command, standard],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=_BUILD_TIMEOUT_S,
-                env=environment,
-                check=False,
-            )
-            if done.returncode == 0:
-                os.rename(partial, target)
-                return target
-            error = done.stderr
-        raise OSError(error.decode("utf-8", "replace")[-400:])
+        return [[*command, standard] for standard in ("-std=c++20", "-std=c++17")]
+
+    facts = (version, torch.version.git_version, abi, platform.machine())
+    note = "kansoku: compiling the collective recorder for this torch, once"
+    return building.built("recorder.cpp", f"recorder-{version}", facts, commands, note)
 
 
 def load(torch: Any) -> Any:

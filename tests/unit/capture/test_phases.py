@@ -1,0 +1,279 @@
+"""The compiled phases and the Python ones write the same ring, whatever is opened and closed."""
+
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.labs.training import CACHE
+
+from kansoku.capture.payload import building, phases
+from kansoku.model import ring
+
+ROUNDS = int(os.environ.get("KANSOKU_FUZZ", "200"))
+KINDS = ("data_wait", "forward", "backward", "checkpoint", "collective_wait")
+NAMES = tuple(f"name {number}" for number in range(5))
+SIZE = 16_384  # lanes of a few dozen records: they wrap
+UNTIMED = (
+    "id",
+    "parent",
+    "step",
+    "kind",
+    "flags",
+    "name",
+    "attributes",
+    "thread",
+    "origin",
+    "id_again",
+)
+
+
+class Optimizer:
+    pass
+
+
+class Side:
+    """One implementation over a small ring of its own."""
+
+    def __init__(self, *, compiled):
+        self.buffer = mmap.mmap(-1, SIZE)
+        ring.format_ring(self.buffer, pid=1, process_start=0, anchor=(0, 0))
+        self.writer = writer = ring.RingWriter(self.buffer)
+        self.optimizers = [Optimizer() for _ in range(3)]
+        self.anchors = 0
+
+        def template(kind, name, flags, attributes):
+            return ring.pack_template(
+                kind, flags=flags, name=writer.intern(name), attributes=writer.intern(attributes)
+            )
+
+        def late(span, template, step, parent, *more):
+            start, end, cpu, peak, a, b = more
+            writer.remember(span, template, step, parent)
+            writer.set_values(span, peak_rss_bytes=peak, value_a=a, value_b=b)
+            writer.close(span, start, end, cpu)
+
+        def anchor():
+            self.anchors += 1
+
+        callbacks = phases.Callbacks(
+            template=template,
+            optimizers=lambda: [id(o) for o in self.optimizers[:2]],
+            anchor=anchor,
+            late=late,
+        )
+        make = phases._compiled if compiled else phases.Phases
+        self.phases = make(writer, -1, callbacks)
+        self.spans = []
+
+    def do(self, action, number, flags):
+        one = self.phases
+        if action == "open":
+            name = NAMES[number % len(NAMES)]
+            kind = ring.KIND_CODES[KINDS[number % len(KINDS)]]
+            self.spans.append(one.open(kind, name, flags, "a" * (number % 2)))
+        elif action == "close" and self.spans:
+            one.close(self.spans[number % len(self.spans)], flags)
+        elif action == "close_last" and self.spans:
+            one.close(self.spans.pop())
+        elif action == "write":
+            template = ring.pack_template(15, name=1)
+            parent = one.parent
+            self.writer.close(self.writer.open(template, 5, one.step, parent), 5, 9, -1)
+        elif action == "begin":
+            one.update_begins(self.optimizers[number % 3])
+        elif action == "end":
+            one.update_ends(self.optimizers[number % 3], (), {})
+        elif action == "update":
+            one.update_begins(self.optimizers[number % 2])
+            one.update_ends(self.optimizers[number % 2])
+        elif action == "flops":
+            one.flops += number
+            one.tokens = float(number)
+        elif action == "leave":
+            one.leave()
+        return one.step, one.step_span, one.parent, [one.inside(k) for k in range(12)]
+
+    def rows(self):
+        header = ring.read_header(self.buffer)
+        lane = header.lanes[0]
+        found = []
+        for number in range(lane.capacity):
+            at = lane.offset + number * ring.RECORD_BYTES
+            row = {
+                name: struct.unpack_from("=" + form, self.buffer, at + offset)[0]
+                for name, offset, form in ring.RECORD_FIELDS
+            }
+            open_ = row["duration_ns"] == ring.OPEN
+            assert open_ or row["duration_ns"] >= 0
+            has_peak = row["peak_rss_bytes"] > 0
+            is_step = row["kind"] == ring.KIND_CODES["step"]
+            values = (row["value_a"], row["value_b"]) if is_step else None
+            found.append(
+                ([row[name] for name in UNTIMED], open_, has_peak, row["cpu_ns"] >= 0, values)
+            )
+        counters = self.buffer[384 : 384 + 256]
+        step, phase = struct.unpack_from("=qQ", self.buffer, 144)
+        losses = self.buffer[176:208]
+        return found, counters, (step, phase), losses
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["open"] * 5 + ["close", "close_last", "close_last", "close_last", "write", "flops"]
+            + ["begin", "end", "update", "update", "update", "leave"]
+        ),
+        st.integers(0, 30),
+        st.sampled_from([0, 0, 0, ring.FLAG_RECOMPUTE, ring.FLAG_EVALUATES]),
+    ),
+    max_size=150,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch):
+    monkeypatch.setenv("KANSOKU_CACHE_DIR", str(CACHE))
+
+
+def test_both_write_the_same_ring(monkeypatch):
+    @settings(max_examples=ROUNDS, deadline=None)
+    @given(ACTIONS)
+    def compare(actions):
+        compiled, plain = Side(compiled=True), Side(compiled=False)
+        for action in actions:
+            assert compiled.do(*action) == plain.do(*action), action
+        assert compiled.rows() == plain.rows()
+        starts = [number for number, _ in compiled.phases.starts()]
+        assert starts == [number for number, _ in plain.phases.starts()]
+
+    compare()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_phase_has_the_times_of_the_clocks(compiled):
+    side = Side(compiled=compiled)
+    before = phases._clock()
+    span = side.phases.open(3, "forward")
+    sum(range(200_000))
+    side.phases.close(span)
+    after = phases._clock()
+    at = ring.read_header(side.buffer).lanes[0].offset + ring.RECORD_BYTES  # the step is first
+    _, start, cpu, duration = struct.unpack_from("=Qqqq", side.buffer, at)
+    assert before <= start < start + duration <= after
+    assert 0 < cpu <= duration + 1_000_000  # the two clocks are read one after the other
+
+
+def test_the_run_queue_is_read(tmp_path):
+    """The second number of schedstat, as the kernel writes it."""
+    for compiled in (True, False):
+        side = Side(compiled=compiled)
+        path = tmp_path / "schedstat"
+        path.write_text("123456 7890123 45\n")
+        queue = os.open(path, os.O_RDONLY)
+        make = phases._compiled if compiled else phases.Phases
+        one = make(side.writer, queue, phases.Callbacks(
+            template=lambda *_: ring.pack_template(3), optimizers=list, anchor=int, late=int,
+        ))  # fmt: skip
+        span = one.open(3, "forward")
+        threading.Event().wait(0.005)  # off the CPU for longer than what is not looked at
+        one.close(span)
+        os.close(queue)
+        at = ring.read_header(side.buffer).lanes[0].offset + ring.RECORD_BYTES
+        assert struct.unpack_from("=d", side.buffer, at + 96) == (7890123.0,)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda one: one.open(1),
+        lambda one: one.open("1", "name"),
+        lambda one: one.open(70_000, "name"),
+        lambda one: one.open(1, b"name"),
+        lambda one: one.close(),
+        lambda one: one.close(-1),
+        lambda one: one.update_begins(),
+        lambda one: one.record(b"short", 1, 1, 1),
+        lambda one: one.complete(99, 1, 1, 1),
+    ],
+)
+def test_wrong_calls_of_the_compiled_part_are_errors(call):
+    side = Side(compiled=True)
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        call(side.phases)
+    assert side.phases.parent == 0
+
+
+def test_a_lane_outside_its_ring_is_refused():
+    module = building.extension("phases.c", "_kansoku_phases")
+    nothing = (None,) * 5
+    for offset, capacity in ((4096, 1 << 40), (1 << 60, 1), (4096, 0), (4097, 1), (0, 1)):
+        with pytest.raises(ValueError, match="outside"):
+            module.Phases(mmap.mmap(-1, SIZE), offset, capacity, 1, -1, *nothing)
+
+
+def test_errors_of_callbacks_come_out_and_harm_nothing():
+    def breaks(*_):
+        raise RuntimeError("mine")
+
+    for compiled in (True, False):
+        side = Side(compiled=compiled)
+        make = phases._compiled if compiled else phases.Phases
+        one = make(side.writer, -1, phases.Callbacks(
+            template=breaks, optimizers=breaks, anchor=breaks, late=breaks,
+        ))  # fmt: skip
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="mine"):
+                one.open(3, "forward")
+        assert (one.step, one.parent) == (-1, 0)
+
+
+def test_without_python_h_it_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"Python\.h"):
+        building.extension("phases.c", "_kansoku_phases")
+
+
+def test_the_same_under_sanitizers(tmp_path):
+    """Address and undefined-behaviour sanitizers watch a run of the comparison above."""
+    flags = "-fsanitize=address,undefined -fno-sanitize-recover=all -g"
+    runtime = subprocess.run(
+        ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    environment = os.environ | {
+        "CC": f"gcc {flags}",
+        "KANSOKU_CACHE_DIR": str(tmp_path),
+        "LD_PRELOAD": runtime,
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "PYTHONMALLOC": "malloc",
+        "KANSOKU_FUZZ": "60",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _WATCHED],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        cwd=Path(__file__).parents[3],
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() == "compared"
+
+
+_WATCHED = """
+import os
+from unittest import mock
+from tests.unit.capture import test_phases
+with mock.patch.object(test_phases, "CACHE", os.environ["KANSOKU_CACHE_DIR"]):
+    test_phases.test_both_write_the_same_ring(None)
+print("compared")
+"""
