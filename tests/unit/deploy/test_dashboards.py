@@ -11,6 +11,7 @@ from kansoku.catalog.metrics import metrics, prometheus_name
 from kansoku.deploy import alert_rules
 from kansoku.deploy.dashboards import dashboards
 from kansoku.errors import DependencyError
+from kansoku.model import table_schema
 
 BOARDS = dashboards()
 WANTED = {
@@ -122,3 +123,11 @@ def test_another_schema_of_the_sdk_is_refused(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda _: "1769699998!10.1.0")
     with pytest.raises(DependencyError, match=r"another schema than Grafana 11\.6"):
         dashboards()
+
+
+def test_the_job_shows_all_that_steps_used():
+    text = json.dumps(dashboards()["kansoku-job"])
+    for column in ("energy_j", "nic_bytes", "nvlink_bytes", "sm_activity", "memory_activity"):
+        assert column in table_schema("steps")
+        # A curve by rank, and a column of the ranks' table.
+        assert text.count(f"kansoku.{column}") == 2, column

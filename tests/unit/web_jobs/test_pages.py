@@ -312,3 +312,16 @@ def test_a_run_is_found_by_the_name_of_its_folder_too(client, rest):
     assert by_id.status_code == by_name.status_code
     assert by_id.content == by_name.content
     assert client.get("/runs/a").status_code == 200
+
+
+def test_run_and_rank_show_what_their_steps_used(tmp_path):
+    facts, _, steps = generate(Schedule(steps=4))
+    used = steps.with_columns(energy_j=pl.lit(50.0), sm_activity=pl.lit(0.5))
+    with LocalStore(tmp_path, clock_ns=lambda: DAY_END_NS) as store:
+        save_run(store.folder / "runs" / "u", facts, steps=used, run="used")
+        with client_of(store) as one:
+            for page in ("/runs/used", "/runs/used/ranks/0"):
+                text = one.get(page).text
+                assert "What its steps used" in text
+                assert "Energy of a step" in text
+                assert "Bytes over NVLink" not in text

@@ -20,6 +20,7 @@ from kansoku.app.web_jobs._figures import (
 )
 from kansoku.app.web_jobs._runs import RUN_PARAMETER, kept, loaded_report, need_run
 from kansoku.app.web_jobs._trace import RUN_TRACE, trace_file
+from kansoku.app.web_jobs._uses import use_blocks
 from kansoku.app.web_page import (
     Card,
     Cards,
@@ -331,7 +332,7 @@ def _drawn(reading: Reading, values: Mapping[str, str]) -> Screen:
         *run_blocks(answer, values["colour"]),
     ]
     blocks[2:2] = [RUN_TRACE] if len(answer.run.spans) else []
-    blocks += _windows(known.run, answer.run)
+    blocks += [*use_blocks(answer.run.steps), *_windows(known.run, answer.run)]
     return Screen(
         title=f"Run {known.run}",
         blocks=blocks,
@@ -425,8 +426,7 @@ def _rank_drawn(reading: Reading, values: Mapping[str, str]) -> Screen:
         )
     facts = next((f for f in run.facts.ranks if f.rank == rank), None)
     blocks: list[ScreenBlock] = [_rank_facts(run, rank, facts), *_rank_verdict(answer, rank)]
-    blocks += _rank_series(run, rank, own)
-    blocks.append(_rank_steps(run, rank, own))
+    blocks += [*_rank_series(run, rank, own), *use_blocks(own), _rank_steps(run, rank, own)]
     means = _phase_means(run, rank)
     blocks.insert(2, _phase_table(means, rank))
     return Screen(

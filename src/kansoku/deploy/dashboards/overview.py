@@ -29,6 +29,14 @@ _HELD = f"max by (host_name, hw_name) ({_MAPPED})"
 _JOB_BUSY = per_job("%hw.gpu.utilization", ',hw_gpu_task="general"')
 _ON_NODES = ' and on (host_name) max by (host_name) (%kansoku.slurm.job.gpu{slurm_job_id=~"$job"})'
 _RUN = '"kansoku.run":~"$run"'
+_USES = (
+    ("Energy of a step", "energy_j", "joule", None),
+    ("SMs active in a step", "sm_activity", "percentunit", 1),
+    ("Device memory active in a step", "memory_activity", "percentunit", 1),
+    ("Bytes through the NICs in a step", "nic_bytes", "bytes", None),
+    ("Bytes over NVLink in a step", "nvlink_bytes", "bytes", None),
+)
+"""What the agent joins to step rows: title, column, unit, the highest value there can be."""
 _GPU_NAME = "{{host_name}}/{{hw_name}}"
 
 
@@ -233,7 +241,9 @@ def _job_inside() -> list[Any]:
                 text=f'"event.name":="kansoku.steps" {_RUN} | stats by ("kansoku.run", "kansoku.rank") count() steps, '
                 'avg("kansoku.duration_ns") step_ns, avg("kansoku.forward_ns") forward_ns, '
                 'avg("kansoku.backward_ns") backward_ns, avg("kansoku.collective_ns") exposed_collective_ns, '
-                'avg("kansoku.data_wait_ns") data_wait_ns, sum("kansoku.energy_j") energy_j',
+                'avg("kansoku.data_wait_ns") data_wait_ns, sum("kansoku.energy_j") energy_j, '
+                'sum("kansoku.nic_bytes") nic_bytes, sum("kansoku.nvlink_bytes") nvlink_bytes, '
+                'avg("kansoku.sm_activity") sm_activity, avg("kansoku.memory_activity") memory_activity',
                 kind="stats",
             ),
             note="Own work high where the others' collective time is high: a straggler",
@@ -243,6 +253,15 @@ def _job_inside() -> list[Any]:
             Logs(text=f'"event.name":="kansoku.steps" {_RUN} | stats by ("kansoku.rank") avg("kansoku.duration_ns") step_ns',
                  kind="statsRange", legend="rank {{kansoku.rank}}"),
             unit="ns", width=24,
+        ),
+        *(
+            curves(
+                title,
+                Logs(text=f'"event.name":="kansoku.steps" {_RUN} | stats by ("kansoku.rank") avg("kansoku.{column}") {column}',
+                     kind="statsRange", legend="rank {{kansoku.rank}}"),
+                unit=unit, top=top, note="Of each rank; joined by time from the agent's samples",
+            )
+            for title, column, unit, top in _USES
         ),
         traces("Sampled steps", Traces(service="kansoku-agent", tags="kansoku.run=$run")),
         profile("CPU profile of the ranks", Profile(labels='{service_name="kansoku.training",run=~"$run"}')),
