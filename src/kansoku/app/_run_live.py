@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from kansoku.app._late_rank import late_rank
 from kansoku.catalog.accelerators import accelerators
 from kansoku.formats.run_directory import RECORD
 from kansoku.model import ring
 from kansoku.model.mfu import live_mfu
+from kansoku.trace.throughput import whole_steps
 
 __all__ = ["LiveLine", "RankNow"]
 
 _WINDOW_NS = 10_000_000_000
+_STEPS = {"rank": pl.Int32, "step": pl.Int32, "start_ns": pl.Int64, "duration_ns": pl.Int64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +29,8 @@ class RankNow:
 
     rank: int
     step: int
-    step_ns: float | None
-    """Median duration of the steps that ended within the window."""
+    steps: tuple[tuple[int, int, int], ...]
+    """Number, start (monotonic) and duration, ns, of the steps that ended within the window."""
     wait_ratio: float
     """Part of the window in which its main thread waited for collectives."""
     tokens: float | None
@@ -54,10 +57,10 @@ class LiveLine:
 
 def describe(ranks: list[RankNow], peak: Mapping[str, Any]) -> str | None:
     """Return the line for these ranks; None where no step has ended in the window."""
-    timed = [rank for rank in ranks if rank.step_ns]
-    if not timed:
+    timed = [rank for rank in ranks if rank.steps]
+    step_s = _step_s(timed)
+    if step_s is None:
         return None
-    step_s = float(np.median([rank.step_ns for rank in timed])) / 1e9
     parts = [f"step {max(rank.step for rank in ranks)}", f"{step_s * 1e3:.1f} ms"]
     tokens = [rank.tokens for rank in timed if rank.tokens]
     if tokens:
@@ -70,6 +73,19 @@ def describe(ranks: list[RankNow], peak: Mapping[str, Any]) -> str | None:
     slowest = late_rank({rank.rank: rank.wait_ratio for rank in timed})
     parts.append(f"slowest rank {slowest}" if slowest is not None else "no rank stands out")
     return " · ".join(parts)
+
+
+def _step_s(ranks: list[RankNow]) -> float | None:
+    """Return what a step of the job takes on average: the ranks of a node share one clock."""
+    rows = [(rank.rank, *step) for rank in ranks for step in rank.steps]
+    steps = pl.DataFrame(rows, schema=_STEPS, orient="row").with_columns(complete=pl.lit(value=True))
+    if len(later := steps.filter(pl.col("step") > 0)):
+        steps = later  # the first one holds what is done once
+    # While they are read some ranks have ended one more: its last end is not known yet.
+    mean = whole_steps(steps)["duration_ns"].mean()
+    if not isinstance(mean, int | float) or mean <= 0:
+        mean = steps["duration_ns"].mean()
+    return mean / 1e9 if isinstance(mean, int | float) and mean > 0 else None
 
 
 def _peak_of(ranks: list[RankNow], peak: Mapping[str, Any]) -> float | None:
@@ -103,7 +119,8 @@ def _from_buffer(buffer: mmap.mmap, now_ns: int) -> RankNow:
     header = ring.read_header(buffer)
     facts = ring.read_facts(buffer, header)
     since = now_ns - _WINDOW_NS
-    waited, steps = 0, []
+    waited = 0
+    steps: list[tuple[int, int, int]] = []
     first = now_ns
     for lane in header.lanes:
         records = np.frombuffer(buffer, RECORD, lane.capacity, lane.offset)
@@ -115,13 +132,14 @@ def _from_buffer(buffer: mmap.mmap, now_ns: int) -> RankNow:
         waits = closed[closed["kind"] == ring.KIND_CODES["collective_wait"]]
         waited += int(waits["duration_ns"].sum())
         ended = closed[closed["kind"] == ring.KIND_CODES["step"]]
-        steps += ended["duration_ns"][(ended["flags"] & ring.FLAG_INCOMPLETE) == 0].tolist()
+        ended = ended[(ended["flags"] & ring.FLAG_INCOMPLETE) == 0]
+        steps += ended[["step", "start_ns", "duration_ns"]].tolist()
     tokens, flops = facts.get("tokens_per_step"), facts.get("model_flops_per_step")
     device = facts.get("device")
     return RankNow(
         rank=header.rank or 0,
         step=header.step or 0,
-        step_ns=float(np.median(steps)) if steps else None,
+        steps=tuple(steps),
         wait_ratio=waited / max(now_ns - first, 1),
         tokens=tokens if isinstance(tokens, float) else None,
         flops=flops if isinstance(flops, float) else None,

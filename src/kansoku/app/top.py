@@ -25,6 +25,7 @@ from kansoku.model import PHASES, Phase, RunFacts
 from kansoku.model.mfu import live_mfu
 from kansoku.store import LocalStore, Store
 from kansoku.trace.steps import step_rows
+from kansoku.trace.throughput import whole_steps
 
 __all__ = [
     "DeviceLine",
@@ -190,8 +191,8 @@ def _tokens_per_s(steps: pl.DataFrame, lines: tuple[RankLine, ...]) -> float | N
     newest = _last_of_ranks(steps, "tokens")
     if newest.is_empty() or not lines:
         return None
-    slowest_ms = max(line.step_ms for line in lines)
-    return float(newest.sum()) / (slowest_ms / 1e3) if slowest_ms else None
+    step_s = _step_s(steps, lines)
+    return float(newest.sum()) / step_s if step_s else None
 
 
 def _mfu(steps: pl.DataFrame, lines: tuple[RankLine, ...], peak: float | None) -> float | None:
@@ -199,7 +200,16 @@ def _mfu(steps: pl.DataFrame, lines: tuple[RankLine, ...], peak: float | None) -
     # A sum over some of the ranks only would be too low.
     if not lines or not peak or len(newest) < len(lines):
         return None
-    return live_mfu(float(newest.sum()), max(line.step_ms for line in lines) / 1e3, peak)
+    return live_mfu(float(newest.sum()), _step_s(steps, lines), peak)
+
+
+def _step_s(steps: pl.DataFrame, lines: tuple[RankLine, ...]) -> float:
+    """Return what a step of the job takes, over its newest ones; the slowest rank's without any."""
+    timed = steps.filter(pl.col("complete") & pl.col("rank").is_not_null())
+    mean = whole_steps(timed).tail(_RECENT_STEPS)["duration_ns"].mean()
+    if isinstance(mean, int | float):
+        return mean / 1e9
+    return max(line.step_ms for line in lines) / 1e3
 
 
 @lru_cache(maxsize=65_536)

@@ -81,10 +81,12 @@ _ALL = (
     ),
     NamedQuery(
         name="step_phases",
-        answers="one step of a run: mean of each phase over the ranks, slowest rank",
+        answers="one step of a run, from its ranks' last start to their last end: mean of each "
+        "phase over the ranks, slowest rank",
         tables=("steps",),
         parameters=(_RUN, *_WINDOW),
-        sql="SELECT run, step, min(start_ns) AS start_ns, max(duration_ns) AS duration_ns, "
+        sql="SELECT run, step, max(start_ns) AS start_ns, "
+        "max(start_ns + duration_ns) - max(start_ns) AS duration_ns, "
         "arg_max(rank, duration_ns) AS slowest_rank, count(*) AS ranks, "
         + ", ".join(
             f"avg({phase}_ns) AS {phase}_ns"

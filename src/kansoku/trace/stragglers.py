@@ -460,7 +460,7 @@ def _confidence(persistence: float, score: float, share: float | None, chance: f
 def _costed(role: _Role, found: list[Straggler]) -> list[Straggler]:
     """Fill in the step time saved if this rank, and the slower ones with it, kept pace."""
     wall = role.own if role.queue is None else role.own + role.queue
-    step = float(role.duration.max(axis=1).mean())
+    step = float(role.duration.mean())
     slow = {s.rank for s in found}
     rest = [n for n, rank in enumerate(role.ranks) if rank not in slow]
     floor = wall[:, rest].max(axis=1) if rest else np.median(wall, axis=1)
@@ -485,4 +485,4 @@ def _costed(role: _Role, found: list[Straggler]) -> list[Straggler]:
 def _rotating(role: _Role) -> float:
     """Return the share of the step time lost to whoever happens to be last."""
     lost = role.own.max(axis=1) - np.median(role.own, axis=1)
-    return float(lost.mean() / max(role.duration.max(axis=1).mean(), 1.0))
+    return float(lost.mean() / max(role.duration.mean(), 1.0))

@@ -1,12 +1,15 @@
 """The line beside a running job, by hand."""
 
+import itertools
+
 import pytest
 
 from kansoku.app._run_live import RankNow, describe
 
 RANK = RankNow(
-    rank=0, step=7, step_ns=50e6, wait_ratio=0.1, tokens=1_000.0, flops=2e9, device="cpu"
-)
+    rank=0, step=7, steps=((6, 0, 50_000_000),), wait_ratio=0.1, tokens=1_000.0, flops=2e9,
+    device="cpu",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -21,6 +24,26 @@ def test_mfu_is_never_above_the_peak(peak, said):
     line = describe([RANK], {"flops": peak})
     assert line is not None
     assert line.split(" · ")[:4] == ["step 7", "50.0 ms", "20,000 tokens/s on this node", said]
+
+
+def test_the_rate_is_that_of_the_wall_clock():
+    """Ends at 110, 210, 310, 410 ms of the last rank; the longest of each step's own is 110."""
+    ends = {0: (100, 210, 300, 410), 1: (110, 200, 310, 400)}
+    ranks = [
+        RankNow(
+            rank=rank, step=4,
+            steps=tuple(
+                (step, start * 1_000_000, (end - start) * 1_000_000)
+                for step, (start, end) in enumerate(itertools.pairwise((10, *times)))
+            ),
+            wait_ratio=0.1, tokens=50.0, flops=None, device="cpu",
+        )
+        for rank, times in ends.items()
+    ]  # fmt: skip
+    line = describe(ranks, {})
+    assert line is not None
+    # 3 steps from 110 to 410 ms, 100 tokens each; the first one holds what is done once.
+    assert line.split(" · ")[1:3] == ["100.0 ms", "1,000 tokens/s on this node"]
 
 
 def test_nothing_is_said_before_a_step_ended():

@@ -5,7 +5,7 @@ import asyncio
 import polars as pl
 import pytest
 
-from kansoku.app.top import DeviceLine, RankLine, TopSnapshot, _mfu, rank_lines
+from kansoku.app.top import DeviceLine, RankLine, TopSnapshot, _mfu, _tokens_per_s, rank_lines
 from kansoku.errors import InputError
 from kansoku.model import PHASES, Phase, table_schema
 from kansoku.tui import TopApp
@@ -182,7 +182,22 @@ def test_rank_lines_by_hand():
     assert lines[1].node == "b"
 
 
-def test_mfu_is_flops_over_the_slowest_ranks_step_and_every_devices_peak():
+def test_tokens_of_a_server_are_those_of_the_wall_clock():
+    """Last ends at 4, 8, 12 ms; both ranks' own steps are 4.5 and 3.5 ms in turn."""
+    starts = {0: (0, 4_000_000, 7_500_000), 1: (0, 3_500_000, 8_000_000)}
+    ends = {0: (4_000_000, 7_500_000, 12_000_000), 1: (3_500_000, 8_000_000, 11_500_000)}
+    steps = steps_frame(
+        [
+            {"rank": r, "step": s, "start_ns": 10**9 + starts[r][s],
+             "duration_ns": ends[r][s] - starts[r][s], "tokens": 6.0}
+            for r in range(2)
+            for s in range(3)
+        ]
+    )  # fmt: skip
+    assert _tokens_per_s(steps, rank_lines(steps, {})) == pytest.approx(12 / 4e-3)
+
+
+def test_mfu_is_flops_over_the_jobs_step_and_every_devices_peak():
     """Two ranks of 3e9 FLOP in 4 ms: 1.5e12 FLOP/s, half of the peak; unknown with one rank."""
     steps = steps_frame(
         [{"rank": r, "step": 0, "duration_ns": 4_000_000, "flops": 3e9} for r in range(2)]

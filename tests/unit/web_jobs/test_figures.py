@@ -52,7 +52,7 @@ def test_a_rank_without_a_step_has_no_value_there(run):
     assert np.isfinite(values).sum() == 47
 
 
-def test_rates_are_work_over_the_slowest_ranks_time(run):
+def test_rates_are_work_over_the_jobs_time(run):
     found = rates(report(run))
     assert found["duration_ns"].to_list() == [round(STEP * MS)] * 12
     # 1024 tokens and 6 TFLOP a rank and step; H100: 989 TFLOP/s a GPU (the dense bf16 peak).

@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 
 from kansoku.trace.collectives import CollectiveSummary
+from kansoku.trace.throughput import job_steps
 from kansoku.view import Block, Column, Sentence, Span, Table, Timeline, Tone
 from kansoku.view.units import in_bytes
 
@@ -142,9 +143,8 @@ def timeline_blocks(report: "Report") -> list[Block]:
     if kept.is_empty():
         return []
     typical = (
-        kept.group_by("step")
-        .agg(pl.col("duration_ns").max(), pl.len())
-        .filter(pl.col("len") == pl.col("len").max())
+        job_steps(report.run.steps.filter(pl.col("step").is_in(kept["step"].unique().implode())))
+        .filter(pl.col("ranks") == pl.col("ranks").max())
         .with_columns(away=(pl.col("duration_ns") - report.throughput.median_step_ns).abs())
         .sort("away", "step")
     )

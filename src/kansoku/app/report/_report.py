@@ -48,7 +48,7 @@ class Report:
             "job": _job(self),
             "ranks": self.run.layout.world,
             "layout": self.run.layout.to_json(),
-            "steps": t.steps,
+            "steps": t.complete_steps,
             "step_time_ms": {
                 "median": t.median_step_ns / 1e6 if known and t.median_step_ns else None,
                 "p95": t.p95_step_ns / 1e6 if known and t.p95_step_ns else None,
@@ -126,6 +126,8 @@ def _job(answer: Report) -> dict[str, Any]:
         "torch": _one([rank.torch_version for rank in ranks]),
         "python": _one([rank.python_version for rank in ranks]),
         "recorder": _one([rank.recorder for rank in ranks]),
+        "steps_begun": answer.throughput.steps,
+        "ranks_seen": answer.throughput.ranks_seen,
         "model": {
             "parameters": max((r.parameters for r in ranks if r.parameters), default=None),
             "layers": max((r.layers for r in ranks if r.layers), default=None),
@@ -179,13 +181,29 @@ def _job(answer: Report) -> dict[str, Any]:
 
 
 def _with_counters(run: LoadedRun, throughput: Throughput) -> Throughput:
-    """Count steps as the processes did: that survives a ring too small for its run."""
+    """Count complete steps as the processes did: that survives a ring too small for its run."""
     if run.counters is None or run.counters.is_empty():
         return throughput
-    counted = run.counters.filter(pl.col("kind") == "step")["count"].max()
-    if not isinstance(counted, int) or counted <= throughput.steps:
+    counted = run.counters.filter(pl.col("kind") == "step")["count"].min()
+    if not isinstance(counted, int) or counted <= throughput.complete_steps:
         return throughput
-    return replace(throughput, steps=counted)
+    return replace(throughput, complete_steps=counted, steps=max(throughput.steps, counted))
+
+
+def _unseen(run: LoadedRun, throughput: Throughput) -> str | None:
+    """Return whose work the totals lack; None where every rank was seen."""
+    world, seen = run.layout.world, throughput.ranks_seen
+    if not 0 < seen < world:
+        return None
+    known = set(run.steps.filter(pl.col("complete"))["rank"].unique().to_list())
+    lacking = [rank for rank in range(world) if rank not in known]
+    names = ", ".join(map(str, lacking[:16])) + (" …" if len(lacking) > 16 else "")
+    recorded = {rank.rank for rank in run.facts.ranks}
+    what = "no step" if any(rank in recorded for rank in lacking) else "no record"
+    return (
+        f"{what} of rank{'s' if len(lacking) > 1 else ''} {names}: tokens/s and model FLOPs are "
+        f"those of {seen} of {world} ranks"
+    )
 
 
 def report(run: Path | str | LoadedRun, *, policy: ReportPolicy | None = None) -> Report:
@@ -193,12 +211,16 @@ def report(run: Path | str | LoadedRun, *, policy: ReportPolicy | None = None) -
     if not isinstance(run, LoadedRun):
         run = load_run(run)
     facts = run.facts
-    throughput = _with_counters(run, measure(run.steps, facts, run.layout))
+    throughput = _with_counters(run, measure(run.steps, facts, run.layout, run.clocks))
+    unseen = _unseen(run, throughput)
     conventions = {r.extra.get("flops_convention", "") for r in facts.ranks} - {""}
     convention = conventions.pop() if len(conventions) == 1 else _DEFAULT_CONVENTION
     peak, peak_source = (None, "the model FLOPs of a step are not known")
     if throughput.flops_per_step is not None:
         peak, peak_source = run_peak(facts, run.peak)
+        if unseen is not None and {rank.device for rank in facts.ranks} == {"cpu"}:
+            # The peak is that of all CPUs of a node; GPUs are counted by the ranks seen.
+            peak, peak_source = None, f"{unseen}, the CPUs' peak is that of all"
     mfu, reason = model_utilisation(
         throughput, convention=convention, peak_flops=peak, peak_source=peak_source
     )
@@ -210,7 +232,7 @@ def report(run: Path | str | LoadedRun, *, policy: ReportPolicy | None = None) -
         matched=run.arrivals,
     )
     box = read_black_box(run)
-    missing = list(run.missing)
+    missing = list(run.missing) + ([] if unseen is None else [unseen])
     if reason is not None:
         missing.append(f"no MFU: {reason}")
     if throughput.tokens_per_s is None:

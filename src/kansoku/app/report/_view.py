@@ -16,6 +16,8 @@ from kansoku.app.report._blocks import (
 from kansoku.app.report._resources import phase_resources
 from kansoku.app.resources import resources_blocks
 from kansoku.model import PHASES, Phase, Severity, Verdict
+from kansoku.trace.clocks import ClockModel
+from kansoku.trace.throughput import whole_steps
 from kansoku.view import (
     Block,
     Column,
@@ -100,11 +102,11 @@ def _head(report: "Report") -> list[tuple[str, str]]:
     axes = " × ".join(f"{axis} {size}" for axis, size in layout.to_json().items() if size > 1)
     ranks = f"{layout.world} on {len(facts.nodes)} node{'s' if len(facts.nodes) != 1 else ''}"
     items.append(("ranks", f"{ranks}, {axes or 'no parallelism'}"))
-    steps = f"{t.steps}"
+    steps = f"{t.complete_steps} complete"
     if t.complete_steps != t.steps:
-        steps += f" begun, {t.complete_steps} complete on every rank"
+        steps += f", {t.steps - t.complete_steps} begun and not completed on every rank"
     items.append(("steps", steps))
-    time = f"median {_ms(t.median_step_ns)}, p95 {_ms(t.p95_step_ns)}"
+    time = f"mean {_ms(t.mean_step_ns)}, median {_ms(t.median_step_ns)}, p95 {_ms(t.p95_step_ns)}"
     if t.trend_ratio is not None:
         time += f", trend {t.trend_ratio:+.1%} over the run"
     items.append(("step time", time))
@@ -112,8 +114,11 @@ def _head(report: "Report") -> list[tuple[str, str]]:
     if t.tokens_per_s is not None and t.tokens_per_s_per_gpu is not None:
         unit = "rank (CPU)" if facts.ranks and facts.ranks[0].device == "cpu" else "GPU"
         rate = f"{t.tokens_per_s:,.0f} tokens/s, {t.tokens_per_s_per_gpu:,.0f} tokens/s/{unit}"
-    items.append(("throughput", rate))
-    items.append(("model FLOPs", f"{scaled(t.flops_per_step, 'FLOP')} a step"))
+    seen = (
+        f" (of {t.ranks_seen} of {layout.world} ranks)" if 0 < t.ranks_seen < layout.world else ""
+    )
+    items.append(("throughput", rate + seen))
+    items.append(("model FLOPs", f"{scaled(t.flops_per_step, 'FLOP')} a step{seen}"))
     items.append(("MFU", _mfu(report)))
     return items
 
@@ -300,7 +305,7 @@ def _where(report: "Report") -> list[Block]:
             ),
         ),
     ]
-    blocks += _over_time(steps, seen)
+    blocks += _over_time(steps, seen, report.run.clocks)
     return blocks
 
 
@@ -335,15 +340,8 @@ def _rank_rows(
     ]
 
 
-def _over_time(steps: pl.DataFrame, seen: list[Phase]) -> list[Block]:
-    by_step = (
-        steps.group_by("step")
-        .agg(
-            pl.col("duration_ns").max(),
-            *(pl.col(f"{p.value}_ns").mean() for p in PHASES),
-        )
-        .sort("step")
-    )
+def _over_time(steps: pl.DataFrame, seen: list[Phase], clocks: ClockModel) -> list[Block]:
+    by_step = whole_steps(steps, clocks).drop("start_ns", "ranks", "complete")
     if len(by_step) < 3:
         return []
     bucket = -(-len(by_step) // _MAX_POINTS)
@@ -357,7 +355,7 @@ def _over_time(steps: pl.DataFrame, seen: list[Phase]) -> list[Block]:
         Series(
             title="Step time",
             x_title="step",
-            y_title="ms, slowest rank",
+            y_title="ms",
             lines=[Line(name="step", x=x, y=(folded["duration_ns"] / 1e6).to_list())],
         ),
         Series(

@@ -263,7 +263,7 @@ def _series(a: _Side, b: _Side) -> list[Series]:
     found = []
     shown = [(side, folded(side.over)) for side in (a, b)]
     for name, title, y_title, scale in (
-        ("duration_ns", "Step time", "ms, slowest rank", 1e-6),
+        ("duration_ns", "Step time", "ms", 1e-6),
         ("tokens_per_s_per_gpu", "Tokens/s/GPU", "tokens/s/GPU", 1.0),
         ("mfu", "MFU", "% of the peak", 100.0),
     ):

@@ -11,6 +11,7 @@ import polars as pl
 
 from kansoku.app.report import LoadedRun, Report
 from kansoku.model import PHASES, Phase
+from kansoku.trace.throughput import whole_steps
 
 __all__ = [
     "MATRIX",
@@ -51,12 +52,12 @@ _POINTS = 600
 def rates(answer: Report) -> pl.DataFrame:
     """Return one row per step that is complete on every rank.
 
-    ``step, start_ns, duration_ns`` of the slowest rank, ``tokens_per_s_per_gpu`` and ``mfu`` (null
-    where tokens, FLOPs or the peak are unknown), and each phase's mean over ranks.
+    ``step, start_ns, duration_ns`` of the job (:func:`kansoku.trace.throughput.job_steps`),
+    ``tokens_per_s_per_gpu`` and ``mfu`` (null where tokens, FLOPs or the peak are unknown), and
+    each phase's mean over ranks.
     """
     run = answer.run
     steps = run.steps.filter(pl.col("complete"))
-    ranks = steps["rank"].n_unique()
     layout = run.layout
     shards = max(layout.tp * layout.pp * layout.other.get("cp", 1), 1)
     peak = None if answer.mfu is None else answer.mfu.peak_flops
@@ -66,23 +67,16 @@ def rates(answer: Report) -> pl.DataFrame:
         # A sum over some of the ranks only would be too low.
         return pl.when(pl.col(name).count() == pl.len()).then(pl.col(name).sum()).alias(name)
 
+    work = steps.group_by("step").agg(total("tokens"), total("flops"))
     return (
-        steps.group_by("step")
-        .agg(
-            pl.col("start_ns").min(),
-            pl.col("duration_ns").max(),
-            total("tokens"),
-            total("flops"),
-            pl.len().alias("ranks"),
-            *(pl.col(f"{p.value}_ns").mean() for p in PHASES),
-        )
-        .filter((pl.col("ranks") == ranks) & (pl.col("duration_ns") > 0))
-        .sort("step")
+        whole_steps(steps, run.clocks)
+        .filter(pl.col("duration_ns") > 0)
+        .join(work, on="step", how="left", maintain_order="left")
         .with_columns(
-            tokens_per_s_per_gpu=pl.col("tokens") / shards / seconds / max(layout.world, 1),
+            tokens_per_s_per_gpu=pl.col("tokens") / shards / seconds / pl.col("ranks"),
             mfu=pl.col("flops") / seconds / pl.lit(peak, dtype=pl.Float64),
         )
-        .drop("ranks", "tokens", "flops")
+        .drop("ranks", "complete", "tokens", "flops")
     )
 
 

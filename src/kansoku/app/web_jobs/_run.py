@@ -36,6 +36,7 @@ from kansoku.app.web_page import (
 )
 from kansoku.app.web_reading import Reading
 from kansoku.model import PHASES, Verdict
+from kansoku.trace.throughput import job_steps
 from kansoku.view import (
     Block,
     Column,
@@ -215,14 +216,14 @@ def _timelines(answer: Report) -> list[ScreenBlock]:
     seen = steps_with_spans(run)
     if not seen:
         return []
+    with_spans = run.steps.filter(pl.col("step").is_in(seen))
+    slowest = with_spans.group_by("step").agg(
+        slowest=pl.col("rank").sort_by("duration_ns").last(),
+    )
     by_step = (
-        run.steps.filter(pl.col("step").is_in(seen))
-        .group_by("step")
-        .agg(
-            pl.col("duration_ns").max(),
-            slowest=pl.col("rank").sort_by("duration_ns").last(),
-            wait=pl.col("collective_ns").mean(),
-        )
+        job_steps(with_spans, run.clocks)
+        .join(slowest, on="step")
+        .select("step", "duration_ns", "slowest", wait="collective_ns")
         .sort("duration_ns", descending=True)
     )
     return [
