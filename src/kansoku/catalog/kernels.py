@@ -61,12 +61,6 @@ class _Rule:
     """Searched with :mod:`re`, which compiles it at its first use; empty: none."""
     answer: str = ""
 
-    def holds(self, lowered: str) -> bool:
-        for word in self.words:
-            if word in lowered:
-                return True
-        return bool(self.pattern) and re.search(self.pattern, lowered) is not None
-
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRules:
@@ -140,7 +134,13 @@ class KernelRules:
 
 def _first(rules: tuple[_Rule, ...], name: str) -> _Rule | None:
     lowered = name[:_SEARCHED_CHARACTERS].lower()
-    return next((rule for rule in rules if rule.holds(lowered)), None)
+    for rule in rules:
+        for word in rule.words:
+            if word in lowered:
+                return rule
+        if rule.pattern and re.search(rule.pattern, lowered) is not None:
+            return rule
+    return None
 
 
 def _rules(rows: list[Mapping[str, Any]], answer: str = "source") -> tuple[_Rule, ...]:

@@ -369,9 +369,11 @@ def sums_of(
     total = np.bincount(codes, weights=duration, minlength=len(names))
     squares = np.bincount(codes, weights=duration.astype(np.float64) ** 2, minlength=len(names))
     sums = {
-        str(name): (int(calls[code]), int(total[code]), float(squares[code]))
-        for name, code in names.items()
-        if calls[code]
+        str(name): (count, int(length), square)
+        for name, count, length, square in zip(
+            names, calls.tolist(), total.tolist(), squares.tolist(), strict=True
+        )
+        if count
     }
     stamped = start > 0
     if not stamped.any():
@@ -464,17 +466,16 @@ def refined(
     unique = np.flatnonzero(seen)
     kinds = np.zeros(len(seen), np.uint8)
     kinds[unique] = [
-        _refine(RowKind((key >> 1) & 0x7F), str(names[key >> 8]), said=bool(key & 1))
-        for key in unique.tolist()
+        _refine((key >> 1) & 0x7F, str(names[key >> 8]), key & 1) for key in unique.tolist()
     ]
     found: NDArray[np.uint8] = kinds[keys]
     return found
 
 
 @lru_cache(maxsize=1 << 16)
-def _refine(kind: RowKind, name: str, *, said: bool) -> RowKind:
-    """Apply the rules; names repeat in every chunk, and patterns are slow."""
-    return kernel_rules().refine(kind, name, has_collective_arguments=said)
+def _refine(kind: int, name: str, said: int) -> RowKind:
+    """Apply the rules; names repeat in every file, and patterns are slow."""
+    return kernel_rules().refine(RowKind(kind), name, has_collective_arguments=bool(said))
 
 
 def _ids(values: list[Any]) -> NDArray[np.int64]:

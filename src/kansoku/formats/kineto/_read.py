@@ -232,7 +232,7 @@ class _Merger:
         self._names: dict[str, int] = {}
         self._lanes: dict[Any, int] = {}
         self._collectives: dict[Any, int] = {}
-        self._operators: dict[str, list[float]] = {}
+        self._operators: dict[str, tuple[int, int, float]] = {}
         self._rows = 0
         self._slices = 0
         self._python = 0
@@ -260,11 +260,12 @@ class _Merger:
                 if name == "collective"
                 else values
             )
-        for name, (calls, total, squares) in batch.operators.items():
-            entry = self._operators.setdefault(name, [0, 0, 0.0])
-            entry[0] += calls
-            entry[1] += total
-            entry[2] += squares
+        if self._operators:
+            for name, (calls, total, squares) in batch.operators.items():
+                known = self._operators.get(name, (0, 0, 0.0))
+                self._operators[name] = (known[0] + calls, known[1] + total, known[2] + squares)
+        else:
+            self._operators = batch.operators
         self._rows += batch.rows
         self._slices += batch.slices
         self._python += batch.python_rows
@@ -306,7 +307,7 @@ class _Merger:
             names=list(self._names),
             lanes=list(self._lanes),
             collectives=list(self._collectives),
-            operators={n: (int(c), int(t), s) for n, (c, t, s) in self._operators.items()},
+            operators=self._operators,
             rows=self._rows,
             slices=self._slices,
             host_start_ns=min(self._starts, default=None),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,8 @@ _SHORT_KERNEL_NS = 5_000
 _LONG_LAUNCH_DELAY_NS = 100_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelRow:
-    """Kernels of one name."""
+class KernelRow(NamedTuple):
+    """Kernels of one name; a tuple, which is made in a fifth of a frozen dataclass's time."""
 
     name: str
     kind: str
@@ -96,9 +95,8 @@ class QueueRow:
     """Part of that time with at least one row queued or running, 0-1."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallCost:
-    """Host time and device time of one annotation or module."""
+class CallCost(NamedTuple):
+    """Host time and device time of one annotation or module; a tuple, as kernels are."""
 
     name: str
     calls: int
@@ -155,19 +153,7 @@ def kernels(trace: KinetoTrace, rows: DeviceRows) -> list[KernelRow]:
     ):
         name = trace.names[code // 16]
         word, family = _kind_words(code % 16, name)
-        out.append(
-            KernelRow(
-                name=name,
-                kind=word,
-                family=family,
-                calls=calls,
-                total_ns=total,
-                mean_ns=total / calls,
-                median_ns=median,
-                min_ns=low,
-                max_ns=high,
-            )
-        )
+        out.append(KernelRow(name, word, family, calls, total, total / calls, median, low, high))
     return sorted(out, key=lambda row: (-row.total_ns, row.name))
 
 
