@@ -78,7 +78,9 @@ def describe(ranks: list[RankNow], peak: Mapping[str, Any]) -> str | None:
 def _step_s(ranks: list[RankNow]) -> float | None:
     """Return what a step of the job takes on average: the ranks of a node share one clock."""
     rows = [(rank.rank, *step) for rank in ranks for step in rank.steps]
-    steps = pl.DataFrame(rows, schema=_STEPS, orient="row").with_columns(complete=pl.lit(value=True))
+    steps = pl.DataFrame(rows, schema=_STEPS, orient="row").with_columns(
+        complete=pl.lit(value=True)
+    )
     if len(later := steps.filter(pl.col("step") > 0)):
         steps = later  # the first one holds what is done once
     # While they are read some ranks have ended one more: its last end is not known yet.
