@@ -59,6 +59,8 @@ class _Rule:
     words: tuple[str, ...]
     pattern: str
     """Searched with :mod:`re`, which compiles it at its first use; empty: none."""
+    needs: tuple[str, ...]
+    """One of these stands in every name in which the pattern can be found; an empty one in all."""
     answer: str = ""
 
 
@@ -138,14 +140,23 @@ def _first(rules: tuple[_Rule, ...], name: str) -> _Rule | None:
         for word in rule.words:
             if word in lowered:
                 return rule
-        if rule.pattern and re.search(rule.pattern, lowered) is not None:
-            return rule
+        for need in rule.needs:
+            if need in lowered:
+                if re.search(rule.pattern, lowered) is not None:
+                    return rule
+                break
     return None
 
 
 def _rules(rows: list[Mapping[str, Any]], answer: str = "source") -> tuple[_Rule, ...]:
     return tuple(
-        _Rule(tuple(row.get("words", ())), row.get("pattern", ""), row[answer]) for row in rows
+        _Rule(
+            tuple(row.get("words", ())),
+            row.get("pattern", ""),
+            tuple(row.get("needs", ("",) if "pattern" in row else ())),
+            row[answer],
+        )
+        for row in rows
     )
 
 

@@ -1,6 +1,10 @@
 """Families of kernels: names as CUDA, CUTLASS, PyTorch, FBGEMM and vLLM write them."""
 
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kansoku.catalog.kernels import kernel_rules
 
@@ -70,3 +74,18 @@ def test_a_name_is_searched_in_its_first_4096_characters():
     # Whole names would let a hostile file cost minutes: patterns with gaps are quadratic.
     assert kernel_rules().family("x" * 4096 + "gemm") == "other"
     assert kernel_rules().family("x" * 4092 + "gemm") == "matrix product"
+
+
+PATTERNS = [
+    rule
+    for rules in ("sync_names", "idle_calls", "collective_names", "operations", "families")
+    for rule in getattr(kernel_rules(), rules)
+    if rule.pattern
+]
+
+
+@pytest.mark.parametrize("rule", PATTERNS, ids=[rule.pattern for rule in PATTERNS])
+@given(data=st.data())
+def test_where_a_pattern_is_found_stands_what_it_needs(rule, data):
+    name = data.draw(st.from_regex(re.compile(rule.pattern, re.ASCII)))
+    assert any(need in name for need in rule.needs)
