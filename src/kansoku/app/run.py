@@ -25,7 +25,11 @@ _POLL_S = 0.1
 _LIVE_S = 1.0
 _LAST_WORDS_S = 3.0
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
+_FORWARDED = (
+    *_KEYBOARD, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT,
+    signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGXCPU, signal.SIGIO, signal.SIGPWR,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +259,11 @@ def _make_ring_dir(folder: Path) -> None:
 
 
 class _Signals:
-    """Pass on what is sent to us; the terminal sends Ctrl-C to the job itself."""
+    """Pass on what is sent to us.
+
+    What is ignored here, as SIGHUP under nohup, stays ignored: a handler of ours would give it back
+    to the job.
+    """
 
     def __init__(self) -> None:
         self.child: subprocess.Popen[bytes] | None = None
@@ -263,13 +271,16 @@ class _Signals:
         self._previous: dict[int, Any] = {}
         try:  # before the job starts: one sent right after it must not end us alone
             for number in _FORWARDED:
-                self._previous[number] = signal.signal(number, self._pass_on)
-            for number in (signal.SIGINT, signal.SIGQUIT):
-                self._previous[number] = signal.signal(number, lambda *_: None)
+                # Again where it is ignored: polars puts a handler of its own in at import, unseen.
+                ignored = signal.getsignal(number) is signal.SIG_IGN
+                handler = signal.SIG_IGN if ignored else self._pass_on
+                self._previous[number] = signal.signal(number, handler)
         except ValueError:  # not the main thread: somebody else's signals
             pass
 
     def _pass_on(self, number: int, _: object) -> None:
+        if number in _KEYBOARD and _has_terminal():
+            return  # Ctrl-C: the terminal sends it to the job itself
         if self.child is None:
             self._waiting.append(number)
         else:
@@ -284,6 +295,20 @@ class _Signals:
         """Put the handlers back that were there before."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+
+def _has_terminal() -> bool:
+    """Say whether the keys of a terminal come to this process and the job."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 def _watch(

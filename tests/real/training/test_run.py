@@ -1,6 +1,8 @@
 """``kansoku run``: the job's own exit, signal and stdout; the run directory; frameworks."""
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -94,17 +96,85 @@ def test_the_jobs_own_signal(tmp_path, number):
     assert read_run(tmp_path / "out").facts.exit_code == 128 + number
 
 
-def test_a_signal_to_us_reaches_the_job(tmp_path):
-    environment = bare_environment(KANSOKU_RING_DIR=tmp_path / "rings")
-    code = "trap 'echo got; exit 9' TERM; echo ready; while :; do sleep 0.05; done"
+def started(tmp_path, code, **more):
     process = subprocess.Popen(
-        [sys.executable, "-m", "kansoku", "run", "--out", str(tmp_path / "out"), "--", "sh", "-c", code],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
+        [sys.executable, "-m", "kansoku", "run", "--out", str(tmp_path / "out"), "--",
+         sys.executable, "-c", textwrap.dedent(code)],
+        env=bare_environment(KANSOKU_RING_DIR=tmp_path / "rings"),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        cwd=ROOT, **more,
     )  # fmt: skip
     assert process.stdout.readline() == "ready\n"
-    process.terminate()
+    return process
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGQUIT", "SIGALRM", "SIGXCPU", "SIGUSR1"])
+def test_a_signal_to_us_reaches_the_job(tmp_path, name):
+    code = f"""
+    import os, signal, time
+    def got(*_):
+        print("got", flush=True)
+        os._exit(9)
+    signal.signal(signal.{name}, got)
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.05)
+    """
+    process = started(tmp_path, code, start_new_session=True)  # no terminal sends keys to it
+    process.send_signal(getattr(signal, name))
     output, _ = process.communicate(timeout=60)
     assert (output, process.returncode) == ("got\n", 9)
+
+
+def test_what_is_ignored_stays_ignored_for_the_job(tmp_path):
+    """As under nohup, or in the background of a script."""
+    code = """
+    import signal
+    print("ready", flush=True)
+    print(*(signal.getsignal(n) is signal.SIG_IGN for n in (signal.SIGHUP, signal.SIGINT)))
+    """
+    shell = ["sh", "-c", 'trap "" HUP INT; exec "$@"', "sh"]
+    run = [sys.executable, "-m", "kansoku", "run", "--out", str(tmp_path / "out"), "--"]
+    done = subprocess.run(
+        [*shell, *run, sys.executable, "-c", textwrap.dedent(code)],
+        env=bare_environment(KANSOKU_RING_DIR=tmp_path / "rings"),
+        capture_output=True, text=True, check=True, timeout=60, cwd=ROOT,
+    )  # fmt: skip
+    assert done.stdout == "ready\nTrue True\n"
+
+
+def test_ctrl_c_of_a_terminal_comes_once(tmp_path):
+    """Over a real pseudo-terminal: the driver sends SIGINT to the whole foreground group."""
+    code = """
+    import signal, time
+    count = 0
+    def got(*_):
+        global count
+        count += 1
+    signal.signal(signal.SIGINT, got)
+    print("ready", flush=True)
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        time.sleep(0.05)
+    print("count", count, flush=True)
+    """
+    program = [sys.executable, "-m", "kansoku", "run", "--out", str(tmp_path / "out"), "--",
+               sys.executable, "-c", textwrap.dedent(code)]  # fmt: skip
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(ROOT)
+        os.execve(program[0], program, bare_environment(KANSOKU_RING_DIR=tmp_path / "rings"))
+    seen = ""
+    try:
+        while "count" not in seen:
+            seen += os.read(terminal, 4096).decode()
+            if "ready" in seen and "^C" not in seen:
+                os.write(terminal, b"\x03")
+                seen += "^C"
+    finally:
+        os.close(terminal)
+        os.waitpid(process, 0)
+    assert "count 1" in seen, seen
 
 
 def test_usage_and_missing_programs(tmp_path):
