@@ -1,6 +1,7 @@
 """Small pure drawings: sparks, bars, phase strips, numbers."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from rich.text import Text
 
@@ -55,9 +56,15 @@ def phase_strip(shares: Mapping[Phase, float], width: int) -> Text:
     order = sorted(PHASES, key=lambda phase: cells[phase] - exact[phase])
     for phase in order[: max(left, 0)]:
         cells[phase] += 1
+    return _strip(tuple(cells[phase] for phase in PHASES)).copy()
+
+
+@lru_cache(maxsize=4096)
+def _strip(cells: tuple[int, ...]) -> Text:
+    # Ranks that do the same share their strip, from second to second too.
     strip = Text()
-    for phase in PHASES:
-        strip.append(PHASE_LETTERS[phase] * cells[phase], PHASE_STYLES[phase])
+    for phase, count in zip(PHASES, cells, strict=True):
+        strip.append(PHASE_LETTERS[phase] * count, PHASE_STYLES[phase])
     return strip
 
 

@@ -3,6 +3,7 @@
 import asyncio
 
 from textual.app import App
+from textual.widgets import DataTable
 
 from kansoku.tui._table import SteadyTable
 
@@ -60,5 +61,33 @@ def test_other_rows_or_another_order_fill_it_anew():
         table.add_columns("a")
         table.fill([("x", ("1",))])
         assert texts(table) == [["1"]]
+
+    drive(script)
+
+
+def test_a_cell_that_says_the_same_is_not_drawn_twice(monkeypatch):
+    asked = []
+    whole = DataTable._render_cell
+
+    def render_cell(table, row, column, *more, **named):
+        asked.append((row, column))
+        return whole(table, row, column, *more, **named)
+
+    monkeypatch.setattr(DataTable, "_render_cell", render_cell)
+
+    async def script(table, pilot):
+        table.fill([("x", ("same", "1")), ("y", ("same", "2"))])
+        await pilot.pause()
+        del asked[:]
+        table.fill([("x", ("same", "3")), ("y", ("same", "4"))])
+        await pilot.pause()
+        assert {cell for cell in asked if min(cell) >= 0} == {(0, 1), (1, 1)}
+        lines = [table.render_line(row).text.split() for row in (1, 2)]
+        assert lines == [["same", "3"], ["same", "4"]]
+        table.notify_style_update()
+        del asked[:]
+        table.refresh()
+        await pilot.pause()
+        assert {cell for cell in asked if min(cell) >= 0} == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
     drive(script)
