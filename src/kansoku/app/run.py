@@ -24,6 +24,7 @@ __all__ = ["RunOutcome", "measure_cpu_peak", "run"]
 _POLL_S = 0.1
 _LIVE_S = 1.0
 _LAST_WORDS_S = 3.0
+_MAX_UNOBSERVED = 8
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
 _FORWARDED = (
@@ -115,6 +116,8 @@ class _Launch:
     """False on all but the first task of a job step: one of them writes ``run.json``."""
     drains: bool
     """One launcher a node drains."""
+    disabled: bool
+    """By the kill switch."""
     drain: subprocess.Popen[bytes] | None = None
 
     def write(self) -> None:
@@ -171,8 +174,16 @@ class _Launch:
                 {"rank": r.rank, "node": r.node, "pid": r.pid, "device": r.device}
                 for r in data.facts.ranks
             ]
-            if not data.facts.ranks:
-                self.miss("no process of the job was observed: none imported torch and trained")
+            unobserved = _unobserved(self.out)
+            for sentence in unobserved:
+                self.miss(sentence)
+            if not data.facts.ranks and not unobserved:
+                why = (
+                    "KANSOKU_DISABLE=1 switches the recorder off"
+                    if self.disabled
+                    else "none imported torch and trained"
+                )
+                self.miss(f"no process of the job was observed: {why}")
         except InputError as error:
             self.miss(str(error))
         self.write()
@@ -192,6 +203,19 @@ class _Launch:
             self.ring_dir.rmdir()
         except OSError:
             return  # refused files stay for the report to name
+
+
+def _unobserved(out: Path) -> list[str]:
+    """Return what processes that found no room for a ring left to say."""
+    found = sorted(out.glob("unobserved-*.txt"))
+    lines = [
+        " ".join(path.read_text("utf-8", "replace")[:500].split())
+        for path in found[:_MAX_UNOBSERVED]
+        if path.is_file()
+    ]
+    if len(found) > _MAX_UNOBSERVED:
+        lines.append(f"{len(found) - _MAX_UNOBSERVED} more processes were not observed")
+    return lines
 
 
 def _prepare(command: Sequence[str], out: Path | None, base: dict[str, str]) -> _Launch:
@@ -243,6 +267,7 @@ def _prepare(command: Sequence[str], out: Path | None, base: dict[str, str]) -> 
         ring_dir=ring_dir,
         payload=payload,
         facts=facts,
+        disabled=base.get("KANSOKU_DISABLE") == "1",
         writes_json=first and not (joins and existing.exists()),
         drains=base.get("SLURM_LOCALID") in (None, "0") or task is None,
     )

@@ -104,7 +104,6 @@ _TEMPLATE_OFFSET = 44
 _OPEN = struct.Struct("@QqqqQi76sQ")
 _CLOSE = struct.Struct("@qq")
 _CLOSE_OFFSET = 16
-_FLAGS_OFFSET = 46
 _RSS_OFFSET = 80
 _VALUES_OFFSET = 96
 assert _TEMPLATE.size == 76 and _OPEN.size == RECORD_BYTES  # noqa: S101, PT018 - our own layout
@@ -112,7 +111,6 @@ assert _TEMPLATE.size == 76 and _OPEN.size == RECORD_BYTES  # noqa: S101, PT018 
 _HEAD = struct.Struct("=8sIIIIIIQQQQQ")
 """magic, version, header and record bytes, lanes, byte order mark, file kind; facts offset and
 capacity; strings offset, capacity, used."""
-_HEAD_BYTES = _HEAD.size  # 72
 _USED = 64
 _PROCESS = struct.Struct("=QQiiiI")
 _PROCESS_OFFSET = 80
@@ -586,10 +584,6 @@ class RingWriter:
         at = _COUNTERS_OFFSET + kind * _COUNTERS.size
         count, total = _COUNTERS.unpack_from(self.buffer, at)
         _COUNTERS.pack_into(self.buffer, at, count + 1, total + bytes_)
-
-    def set_count(self, kind: int, count: int, bytes_: int) -> None:
-        """Write how many spans of a kind have closed, and their bytes."""
-        _COUNTERS.pack_into(self.buffer, _COUNTERS_OFFSET + kind * _COUNTERS.size, count, bytes_)
 
     def set_head(self) -> None:
         """Note the newest n of the lane."""

@@ -77,7 +77,7 @@ def test_a_script_without_distributed(tmp_path):
     assert len(read_run(tmp_path / "off").spans) == 0
     assert "kansoku: no report: no process of the job was observed" in off.stderr
     run_json = json.loads((tmp_path / "off" / "run.json").read_text())
-    assert any("no process of the job was observed" in text for text in run_json["missing"])
+    assert any("KANSOKU_DISABLE=1" in text for text in run_json["missing"])
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 255])
@@ -175,6 +175,17 @@ def test_ctrl_c_of_a_terminal_comes_once(tmp_path):
         os.close(terminal)
         os.waitpid(process, 0)
     assert "count 1" in seen, seen
+
+
+def test_a_process_without_room_for_its_ring_is_named(tmp_path):
+    path = script(tmp_path, PLAIN)
+    done = kansoku_run(tmp_path, sys.executable, str(path), KANSOKU_RING_BYTES=10**14, RANK=5)
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 6
+    (said,) = json.loads((tmp_path / "out" / "run.json").read_text())["missing"]
+    assert said.startswith("rank 5 (pid ")
+    assert "was not observed: no ring in" in said
+    assert said.endswith(("No space left on device", "File too large"))
 
 
 def test_usage_and_missing_programs(tmp_path):

@@ -162,15 +162,7 @@ def _wrap_modules(torch: ModuleType) -> None:
             finally:
                 state.depth = 0
                 if span:
-                    try:
-                        if state.counting is not None:
-                            counting, state.counting = state.counting, None
-                            counting.end()
-                        if state.on_device:
-                            device.ends(span)
-                        recorder.close(span)
-                    except Exception:
-                        recorder.failed()
+                    _forward_ends(span)
 
         __call__.__wrapped__ = original  # type: ignore[attr-defined]
         _code_objects.extend((__call__.__code__, outer.__code__))
@@ -223,6 +215,19 @@ def _find_fake_mode(torch: ModuleType) -> None:
 def _is_part(module: Any) -> bool:
     """Say whether a module by itself is no model: a loss or an activation, before any training."""
     return not any(True for _ in module.parameters())
+
+
+def _forward_ends(span: int) -> None:
+    state = _state
+    try:
+        if state.counting is not None:
+            counting, state.counting = state.counting, None
+            counting.end()
+        if state.on_device:
+            device.ends(span)
+        RECORDER.close(span)
+    except Exception:
+        RECORDER.failed()
 
 
 # -- backward --------------------------------------------------------------------------------------

@@ -39,6 +39,32 @@ def _anchor() -> tuple[int, int]:
     return best[1], best[2]
 
 
+def _ring_folder() -> str:
+    base = os.environ.get("KANSOKU_RING_DIR") or "/dev/shm/kansoku"  # noqa: S108 - memory
+    return os.path.join(base, os.environ.get("KANSOKU_RUN_ID") or f"pid{os.getpid()}")
+
+
+def _say_unobserved(error: Exception) -> None:
+    """Leave a line for the report: this process trains and has no ring."""
+    out = os.environ.get("KANSOKU_OUT")
+    if not out:
+        return
+    rank = _integer("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+    who = f"rank {rank}" if rank >= 0 else "a process"
+    reason = getattr(error, "strerror", None) or str(error)
+    line = (
+        f"{who} (pid {os.getpid()} on {platform.node()}) was not observed: "
+        f"no ring in {_ring_folder()}: {reason}"
+    )
+    try:
+        with open(
+            os.path.join(out, f"unobserved-{platform.node()}-{os.getpid()}.txt"), "w"
+        ) as file:
+            file.write(line)
+    except Exception:
+        warn("the report will not know of this process")
+
+
 def _process_start() -> int:
     """Return the start of this process in clock ticks since boot, 0 where /proc is not there."""
     try:
@@ -117,17 +143,17 @@ class Recorder:
                 return False
         try:
             self._make_ring()
-        except Exception:
+        except Exception as error:
             self._failed = True
             self.writer = None
             self._detach()
             warn("no ring: the job runs without a recorder")
+            _say_unobserved(error)
         return self.writer is not None
 
     def _make_ring(self) -> None:
         run = os.environ.get("KANSOKU_RUN_ID") or f"pid{os.getpid()}"
-        base = os.environ.get("KANSOKU_RING_DIR") or "/dev/shm/kansoku"  # noqa: S108 - memory
-        folder = os.path.join(base, run)
+        folder = _ring_folder()
         os.makedirs(folder, mode=0o700, exist_ok=True)
         node = os.environ.get("KANSOKU_NODE") or platform.node() or "unknown"
         size = _integer("KANSOKU_RING_BYTES")
