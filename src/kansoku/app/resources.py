@@ -94,9 +94,12 @@ def watched_resources(
                 sampler.close()
 
 
-def run_samples(run_folder: Path | str) -> pl.DataFrame:
-    """Return the fast samples of a run; empty where none were recorded."""
-    return read_samples(Path(run_folder))
+def run_samples(run_folder: Path | str, missing: list[str] | None = None) -> pl.DataFrame:
+    """Return the fast samples of a run; empty where none were recorded.
+
+    What cannot be read becomes a sentence in ``missing``.
+    """
+    return read_samples(Path(run_folder), [] if missing is None else missing)
 
 
 def places_of(

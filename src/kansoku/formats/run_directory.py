@@ -19,10 +19,14 @@ import polars as pl
 import pyarrow as pa
 
 from kansoku.errors import InputError
+from kansoku.formats import _ring_facts as facts_of
+from kansoku.formats._ring_attributes import attributes
 from kansoku.formats._ring_columns import Strings, nullable, same
+from kansoku.formats._ring_file import open_ring, plausible
+from kansoku.formats._ring_lives import lives, numbered_on
 from kansoku.formats._ring_newest import newest_stretches, since_all_lanes
 from kansoku.model import ring
-from kansoku.model.run import ProcessGroup, RankFacts, RunFacts
+from kansoku.model.run import RankFacts, RunFacts
 from kansoku.model.tables import table_schema
 
 __all__ = ["ProcessState", "RunData", "read_run"]
@@ -40,14 +44,6 @@ _PHASES = ("data_wait", "forward", "backward", "optimizer", "checkpoint", "evalu
 _PHASE_CODES = [ring.KIND_CODES[name] for name in _PHASES]
 _COUNT_MASK = np.uint64((1 << ring.LANE_SHIFT) - 1)
 _INCARNATION_SHIFT = 48
-_FLAG_NAMES = {
-    ring.FLAG_INCOMPLETE: "incomplete",
-    ring.FLAG_RECOMPUTE: "recompute",
-    ring.FLAG_FAILED: "failed",
-    ring.FLAG_ASYNC: "async",
-    ring.FLAG_NO_TIMES: "no_times",
-    ring.FLAG_EVALUATES: "evaluates",
-}
 _STATES = {ring.OFF: "off", ring.RECORDING: "recording", ring.CLOSED: "closed"}
 _LONG = pl.Int64()
 COUNTERS_SCHEMA = {"rank": pl.Int32(), "kind": pl.String(), "count": _LONG, "bytes": _LONG}
@@ -66,6 +62,9 @@ RESOURCES_SCHEMA = {
 
 _CHUNK = 2048
 """Records taken into columns at a time: 256 KiB stay in the cache while 23 fields are copied."""
+
+
+_Key = tuple[str, int, int, tuple[int, int]]
 
 
 class _Records:
@@ -108,6 +107,11 @@ class _Records:
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         return self._columns[name]
+
+    def add(self, name: str, base: int) -> None:
+        """Count a column's numbers on from a base; none (negative) stays none."""
+        values = self._columns[name]
+        self._columns[name] = np.where(values >= 0, values + base, values)
 
     def take(self, rows: npt.NDArray[Any]) -> "_Records":
         """Return the rows with these indices, or where a mask is true."""
@@ -165,10 +169,27 @@ class _Process:
     parts: list[_Records]
     live_ring: bool
     lost: int = 0
+    step_base: int = 0
+    """What its steps are numbered on from: those of earlier lives of the job."""
+    sequence_base: int = 0
 
     @property
     def rank(self) -> int:
         return self.header.rank if self.header.rank is not None else 0
+
+    @property
+    def offset(self) -> int:
+        return self.header.anchor[1] - self.header.anchor[0]
+
+    def highest(self, name: str) -> int:
+        """Return the highest number of its records, -1 without any."""
+        return max((int(part[name].max()) for part in self.parts if len(part)), default=-1)
+
+    def times(self) -> tuple[int, int]:
+        """Return the Unix times of its first word and its last."""
+        begun = self.header.first_anchor[1]
+        alive = self.header.alive_ns + self.offset if self.header.alive_ns else 0
+        return begun, max(self.highest("start_ns") + self.offset, alive, begun)
 
 
 def read_run(path: Path | str, *, follow_rings: bool = True, newest: int | None = None) -> RunData:
@@ -182,7 +203,7 @@ def read_run(path: Path | str, *, follow_rings: bool = True, newest: int | None 
     path = Path(path)
     missing: list[str] = []
     run_json = _read_run_json(path, missing)
-    processes: dict[tuple[str, int, int], _Process] = {}
+    processes: dict[_Key, _Process] = {}
     for file in _ring_files(path, run_json if follow_rings else {}):
         _add_file(file, processes, missing, newest)
     if not processes and not run_json:
@@ -192,7 +213,12 @@ def read_run(path: Path | str, *, follow_rings: bool = True, newest: int | None 
             where=str(path), remedy="name the --out folder of kansoku run",
         )  # fmt: skip
     ordered = sorted(processes.values(), key=lambda p: (p.rank, p.header.first_anchor[1]))
-    run = _text(run_json.get("run")) or _first(p.facts.get("run") for p in ordered) or path.name
+    run = (
+        facts_of.text(run_json.get("run"))
+        or _first(p.facts.get("run") for p in ordered)
+        or path.name
+    )
+    _number_on(ordered, missing)
     frames, resources, incarnations = [], [], dict[int, int]()
     for process in ordered:
         shift = incarnations.get(process.rank, 0)
@@ -200,11 +226,6 @@ def read_run(path: Path | str, *, follow_rings: bool = True, newest: int | None 
         spans, extra = _columns(process, run, shift, [] if newest else missing)
         frames.append(spans)
         resources.append(extra)
-    missing += [
-        f"rank {rank} was started {count} times in this run; its spans are joined"
-        for rank, count in incarnations.items()
-        if count > 1
-    ]
     facts = _run_facts(run, run_json, ordered)
     missing += facts.missing
     for rank_facts in facts.ranks:
@@ -218,6 +239,29 @@ def read_run(path: Path | str, *, follow_rings: bool = True, newest: int | None 
         peak=run_json.get("peak") if isinstance(run_json.get("peak"), dict) else {},  # type: ignore[arg-type]
         missing=_unique(missing),
     )
+
+
+def _number_on(processes: Sequence[_Process], missing: list[str]) -> None:
+    """Give ranks that were started again steps and collectives of their own."""
+    times = [process.times() for process in processes]
+    life = lives([(p.rank, *time) for p, time in zip(processes, times, strict=True)])
+    steps = numbered_on(life, [max(p.highest("step"), p.header.step or -1) for p in processes])
+    sequences = numbered_on(life, [p.highest("sequence") for p in processes])
+    seen: dict[int, list[int]] = {}
+    for process, one, step, sequence in zip(processes, life, steps, sequences, strict=True):
+        process.step_base, process.sequence_base = step, sequence
+        seen.setdefault(process.rank, []).append(one)
+    for rank, mine in seen.items():
+        if len(set(mine)) > 1:
+            missing.append(
+                f"rank {rank} was started {len(set(mine))} times in this run; its steps and "
+                "collectives are numbered on"
+            )
+        if len(mine) > len(set(mine)):
+            missing.append(
+                f"{len(mine) - len(set(mine)) + 1} processes call themselves rank {rank} at the "
+                "same time; their spans cannot be told apart"
+            )
 
 
 def _unique(sentences: Sequence[str]) -> tuple[str, ...]:
@@ -252,26 +296,20 @@ def _ring_files(path: Path, run_json: Mapping[str, Any]) -> list[Path]:
     if path.is_file():
         return [path]
     files = sorted(path.glob("*.ring")) + sorted(path.glob("*/*.ring"))
-    ring_dir = _text(run_json.get("ring_dir"))
-    if ring_dir and _text(run_json.get("ring_node")) == os.uname().nodename:
+    ring_dir = facts_of.text(run_json.get("ring_dir"))
+    if ring_dir and facts_of.text(run_json.get("ring_node")) == os.uname().nodename:
         files += sorted(Path(ring_dir).glob("*.ring"))
     return files
 
 
 def _add_file(
     file: Path,
-    processes: dict[tuple[str, int, int], _Process],
+    processes: dict[_Key, _Process],
     missing: list[str],
     newest: int | None,
 ) -> None:
     try:
-        with file.open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            if size == 0:
-                missing.append(f"{file.name} is empty")
-                return
-            buffer = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        header = ring.read_header(buffer)
+        buffer, header = open_ring(file)
     except (OSError, ValueError, ring.RingError) as error:
         missing.append(f"{file.name} cannot be read: {error}")
         return
@@ -279,8 +317,9 @@ def _add_file(
     strings = ring.read_strings(buffer, header)
     is_log = header.file_kind == ring.LOG
     records = _records(buffer, header, file, missing, None if is_log else newest)
-    node = _text(facts.get("node")) or file.stem.rpartition("-")[0] or "unknown"
-    key = (node, header.pid, header.process_start)
+    node = facts_of.text(facts.get("node")) or file.stem.rpartition("-")[0] or "unknown"
+    # A program that replaces itself (exec) keeps pid and start; its ring has its own first anchor.
+    key = (node, header.pid, header.process_start, header.first_anchor)
     known = processes.get(key)
     if known is None:
         processes[key] = _Process(
@@ -313,7 +352,9 @@ def _records(
         count = room if capacity is None else min(room, capacity)
         if capacity is not None and count < capacity:
             cut += capacity - count
-        if capacity is None and (len(buffer) - offset) % ring.RECORD_BYTES:
+        if capacity is None and len(buffer) < offset:
+            missing.append(f"{file.name} is truncated: it ends before its records begin")
+        elif capacity is None and (len(buffer) - offset) % ring.RECORD_BYTES:
             missing.append(f"{file.name}: the last record was cut while being written")
         if count > 0:
             whole_areas.append((offset, count))
@@ -334,6 +375,12 @@ def _records(
     torn = int(np.count_nonzero((records["id"] != 0) & ~whole))
     if torn:
         missing.append(f"{file.name}: {torn} records were torn while being written; left out")
+    can = plausible(
+        header, *(records[name] for name in ("start_ns", "duration_ns", "step", "sequence"))
+    )
+    if wrong := int(np.count_nonzero(whole & ~can)):
+        missing.append(f"{file.name}: {wrong} records with impossible times or numbers; left out")
+        whole &= can
     if newest is not None:
         whole &= since_all_lanes(records["id"], records["start_ns"], newest)
     return records if bool(whole.all()) else records.take(whole)
@@ -386,7 +433,10 @@ def _columns(
         missing.append(
             f"rank {process.rank}: {lost} records were overwritten or cut before they were kept"
         )
-    offset = process.header.anchor[1] - process.header.anchor[0]
+    offset = process.offset
+    for name, base in (("step", process.step_base), ("sequence", process.sequence_base)):
+        if base:
+            records.add(name, base)
     shift = incarnation << _INCARNATION_SHIFT
     ids = effective.astype(np.int64) + shift
     count = len(records)
@@ -412,51 +462,10 @@ def _columns(
         "device": strings.take(records["device"]),
         "thread": pl.Series(records["thread"].astype(np.int64)),
         "cpu_ns": nullable(records["cpu_ns"]),
-        "attributes": _attributes(records, process.strings),
+        "attributes": attributes(records, process.strings),
     }
     spans = pl.DataFrame({name: columns[name].alias(name) for name in table_schema("spans")})
     return spans, _resources(records, ids, kinds, process.rank)
-
-
-def _attributes(records: _Records, strings: Sequence[str]) -> pl.Series:
-    """Return the attributes as JSON text, null where there are none."""
-    known = 0xFFFF & ~ring.FLAG_LATE
-    flags = records["flags"] & known
-    count = len(flags)
-    if not (flags.any() or records["attributes"].any() or records["peer"].any()):
-        return same(None, pl.String(), count)
-    codes = records["attributes"].astype(np.int64) << 16 | flags
-    codes |= records["peer"].astype(np.int64) << 32
-    largest = int(codes.max())
-    if largest < 1 << 24:  # few distinct values: mark them in a table rather than sorting
-        present = np.zeros(largest + 1, np.bool_)
-        present[codes] = True
-        distinct = np.flatnonzero(present)
-        place = np.zeros(largest + 1, np.uint32)
-        place[distinct] = np.arange(len(distinct), dtype=np.uint32)
-        index = place[codes]
-    else:
-        distinct, inverse = np.unique(codes, return_inverse=True)
-        index = inverse.astype(np.uint32)
-    texts = [_attribute_text(int(code), strings) for code in distinct]
-    chosen: pl.Series = pl.Series(texts, dtype=pl.String)[index]
-    return chosen
-
-
-def _attribute_text(code: int, strings: Sequence[str]) -> str | None:
-    index, flags, peer = code >> 16 & 0xFFFF, code & 0xFFFF, code >> 32
-    value: dict[str, Any] = {}
-    if 0 < index < len(strings):
-        try:
-            value = json.loads(strings[index])
-        except (ValueError, RecursionError):
-            value = {"text": strings[index]}
-        if not isinstance(value, dict):
-            value = {"text": strings[index]}
-    value |= {name: True for flag, name in _FLAG_NAMES.items() if flags & flag}
-    if peer:
-        value["peer"] = peer - 1
-    return json.dumps(value, separators=(",", ":")) if value else None
 
 
 def _resources(
@@ -496,66 +505,31 @@ def _counters(processes: Sequence[_Process]) -> pl.DataFrame:
         (process.rank, kind, count, bytes_)
         for process in processes
         for kind, (count, bytes_) in process.header.counts.items()
-        if max(count, bytes_) < 1 << 63
+        if max(count, bytes_) < 1 << 53  # sums stay within 64 bits
     ]
     frame = pl.DataFrame(rows, schema=COUNTERS_SCHEMA, orient="row")
     return frame.group_by("rank", "kind").agg(pl.col("count", "bytes").sum()).sort("rank", "kind")
 
 
 def _state(process: _Process) -> ProcessState:
-    header = process.header
-    offset = header.anchor[1] - header.anchor[0]
+    header, alive = process.header, process.header.alive_ns
+    sane = 0 < alive < 1 << 60
     return ProcessState(
         rank=process.rank,
         node=process.node,
         pid=header.pid,
         process_start=header.process_start,
         state=_STATES.get(header.state, "recording"),
-        step=header.step,
-        alive_ns=header.alive_ns + offset if header.alive_ns else None,
+        step=None if header.step is None else header.step + process.step_base,
+        alive_ns=alive + process.offset if sane else None,
         live_ring=process.live_ring,
         lost=process.lost,
     )
 
 
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None  # type: ignore[arg-type]
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    return tuple(str(item) for item in value) if isinstance(value, list) else ()
-
-
-def _groups(value: object) -> tuple[ProcessGroup, ...]:
-    found = []
-    for item in value if isinstance(value, list) else []:
-        if not isinstance(item, dict) or not _text(item.get("name")):
-            continue
-        ranks = item.get("ranks")
-        members = ranks if isinstance(ranks, list) else []
-        found.append(
-            ProcessGroup(
-                name=str(item["name"]),
-                description=_text(item.get("description")),
-                ranks=tuple(rank for rank in members if isinstance(rank, int)),
-                backend=_text(item.get("backend")),
-            )
-        )
-    return tuple(found)
-
-
 def _rank_facts(process: _Process) -> RankFacts:
     facts, header = process.facts, process.header
-    missing = list(_texts(facts.get("missing")))
+    missing = list(facts_of.texts(facts.get("missing")))
     if header.not_written:
         missing.append(f"{header.not_written} records could not be written")
     if header.errors:
@@ -569,16 +543,16 @@ def _rank_facts(process: _Process) -> RankFacts:
         world_size=header.world_size,
         node=process.node,
         pid=header.pid,
-        device=_text(facts.get("device")),
-        torch_version=_text(facts.get("torch")),
-        python_version=_text(facts.get("python")),
-        parameters=_integer(facts.get("parameters")),
-        layers=_integer(facts.get("layers")),
-        hidden=_integer(facts.get("hidden")),
-        model_flops_per_step=_number(facts.get("model_flops_per_step")),
-        tokens_per_step=_number(facts.get("tokens_per_step")),
-        groups=_groups(facts.get("groups")),
-        recorder=_text(facts.get("recorder")),
+        device=facts_of.text(facts.get("device")),
+        torch_version=facts_of.text(facts.get("torch")),
+        python_version=facts_of.text(facts.get("python")),
+        parameters=facts_of.integer(facts.get("parameters")),
+        layers=facts_of.integer(facts.get("layers")),
+        hidden=facts_of.integer(facts.get("hidden")),
+        model_flops_per_step=facts_of.number(facts.get("model_flops_per_step")),
+        tokens_per_step=facts_of.number(facts.get("tokens_per_step")),
+        groups=facts_of.groups(facts.get("groups")),
+        recorder=facts_of.text(facts.get("recorder")),
         missing=tuple(missing),
         extra={str(k): str(v) for k, v in extra.items()} if isinstance(extra, dict) else {},
     )
@@ -586,15 +560,15 @@ def _rank_facts(process: _Process) -> RankFacts:
 
 def _run_facts(run: str, run_json: Mapping[str, Any], processes: Sequence[_Process]) -> RunFacts:
     starts = [p.header.first_anchor[1] for p in processes]
-    nodes = _texts(run_json.get("nodes"))
+    nodes = facts_of.texts(run_json.get("nodes"))
     return RunFacts(
         run=run,
-        command=_texts(run_json.get("command")),
-        start_ns=_integer(run_json.get("start_ns")) or min(starts, default=0),
-        end_ns=_integer(run_json.get("end_ns")),
-        exit_code=_integer(run_json.get("exit_code")),
-        slurm_job=_text(run_json.get("slurm_job")),
+        command=facts_of.texts(run_json.get("command")),
+        start_ns=facts_of.stamp(run_json.get("start_ns")) or min(starts, default=0),
+        end_ns=facts_of.stamp(run_json.get("end_ns")),
+        exit_code=facts_of.integer(run_json.get("exit_code")),
+        slurm_job=facts_of.text(run_json.get("slurm_job")),
         nodes=tuple(dict.fromkeys([*nodes, *(p.node for p in processes)])),
         ranks=tuple(_rank_facts(process) for process in processes),
-        missing=_texts(run_json.get("missing")),
+        missing=facts_of.texts(run_json.get("missing")),
     )

@@ -57,6 +57,8 @@ def _table(folder: Path, name: str, missing: list[str]) -> pl.DataFrame | None:
     frames = []
     for file in sorted((folder / name).glob("*.parquet")):
         try:
+            if not file.is_file():  # a named pipe would be waited for
+                raise OSError("not a regular file")
             frame = pl.scan_parquet(file)
             known = frame.collect_schema()
             absent = [column for column in schema if column not in known]

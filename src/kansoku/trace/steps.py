@@ -44,6 +44,8 @@ _CLASSES = len(PHASES) + 1
 # Kind codes: the phases, then these.
 _KINDS = {**_PHASE_INDEX, "collective_wait": _COLLECTIVE, "evaluation": _EVALUATION}
 _SPANS_AT_ONCE = 600_000
+_PROCESS = 1 << 48
+"""Ids of a rank's second process begin here: it was started again."""
 # What is needed of a span; names, groups and dtypes of millions are not.
 _COLUMNS = [
     "run",
@@ -307,19 +309,22 @@ def _run_delays(resources: pl.DataFrame) -> pl.DataFrame:
     """
     if "queued_ns" not in resources.columns:
         return pl.DataFrame(schema={"rank": pl.Int32, "step": pl.Int32, "run_delay_ns": pl.Int64})
+    grew = pl.col("queued_ns") - pl.col("queued_ns").shift(1).over("rank", "life")
     return (
-        resources.filter(pl.col("queued_ns").is_not_null() & pl.col("step").is_not_null())
-        .group_by("rank", "step")
+        _queued(resources)
+        .group_by("rank", "life", "step")
         .agg(pl.col("queued_ns").max())
-        .sort("rank", "step")
-        .select(
-            "rank",
-            "step",
-            run_delay_ns=(pl.col("queued_ns") - pl.col("queued_ns").shift(1).over("rank")).clip(
-                lower_bound=0
-            ),
-        )
+        .sort("rank", "life", "step")
+        .select("rank", "step", run_delay_ns=grew.clip(lower_bound=0))
+        .unique(["rank", "step"], keep="last", maintain_order=True)
     )
+
+
+def _queued(resources: pl.DataFrame) -> pl.DataFrame:
+    """Return where the counter was read, and in which process of its rank (``life``)."""
+    known = resources.filter(pl.col("queued_ns").is_not_null() & pl.col("step").is_not_null())
+    life = pl.col("id") // _PROCESS if "id" in known.columns else pl.lit(0)
+    return known.with_columns(life=life)
 
 
 def _attribute(key: str) -> pl.Expr:
@@ -453,10 +458,10 @@ def queue_rows(resources: pl.DataFrame) -> pl.DataFrame:
     """
     if "queued_ns" not in resources.columns:
         return pl.DataFrame(schema=_QUEUE_ROWS)
-    grew = pl.col("queued_ns") - pl.col("queued_ns").shift(1).over("rank")
+    grew = pl.col("queued_ns") - pl.col("queued_ns").shift(1).over("rank", "life")
     return (
-        resources.filter(pl.col("queued_ns").is_not_null() & pl.col("step").is_not_null())
-        .sort("rank", "queued_ns")
+        _queued(resources)
+        .sort("rank", "life", "queued_ns")
         .with_columns(queue_ns=grew.clip(lower_bound=0))
         .group_by("rank", "step", "kind")
         .agg(pl.col("queue_ns").sum())

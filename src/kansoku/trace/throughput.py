@@ -56,7 +56,8 @@ def job_steps(steps: pl.DataFrame, clocks: ClockModel | None = None) -> pl.DataF
     start = pl.col("start_ns") if clocks is None else clocks.corrected("start_ns")
     ends = steps.with_columns(start_ns=start, end_ns=start + pl.col("duration_ns"))
     ends = ends.filter(pl.col("step").is_not_null() & pl.col("duration_ns").is_not_null())
-    if ends.select(pl.struct("rank", "step").is_duplicated().any()).item():
+    key = pl.col("rank").cast(pl.Int64) * (1 << 32) + pl.col("step")
+    if ends.select(key.n_unique()).item() < len(ends):
         ends = ends.sort("start_ns").unique(["rank", "step"], keep="last")
     phases = [f"{p.value}_ns" for p in PHASES if f"{p.value}_ns" in steps.columns]
     return (
@@ -97,7 +98,8 @@ def measure(
     durations = used["duration_ns"].to_numpy().astype(np.float64)
     median = float(np.median(durations))
     rows = steps.filter(pl.col("step").is_in(used["step"].implode()))
-    rows = rows.sort("start_ns").unique(["rank", "step"], keep="last", maintain_order=True)
+    if len(rows) > used["ranks"].sum():
+        rows = rows.sort("start_ns").unique(["rank", "step"], keep="last")
     seen = rows["rank"].n_unique()
     total = float(rows["duration_ns"].sum())
     breakdown = {p: float(rows[f"{p.value}_ns"].sum()) / total for p in PHASES} if total else None

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import os
 
 import msgspec
 import orjson
@@ -206,7 +207,7 @@ def test_totals_that_lack_a_rank_say_so(tmp_path):
     answer = report(folder)
     said = "no record of rank 3: tokens/s and model FLOPs are those of 3 of 4 ranks"
     assert said in answer.missing
-    assert f"no MFU: {said}, the CPUs' peak is that of all" in answer.missing
+    assert answer.mfu_reason == "the FLOPs are those of 3 of 4 ranks, the CPUs' peak that of all"
     head = dict(answer.view().blocks[0].items)
     assert head["throughput"].endswith("(of 3 of 4 ranks)")
     assert head["model FLOPs"].endswith("(of 3 of 4 ranks)")
@@ -248,7 +249,7 @@ def test_a_lasting_slowdown_is_a_finding(tmp_path):
     assert "From step 60 on the job is slower" in finding.sentence
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "text", "schema"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "text", "schema", "pipe"])
 def test_damaged_tables_are_said_not_invented(tmp_path, damage):
     facts, spans, _ = generate(Schedule(steps=12))
     folder = save(tmp_path, facts, spans)
@@ -259,12 +260,27 @@ def test_damaged_tables_are_said_not_invented(tmp_path, damage):
         file.write_bytes(b"")
     elif damage == "text":
         file.write_text("no parquet")
+    elif damage == "pipe":
+        file.unlink()
+        os.mkfifo(file)
     else:
         pl.DataFrame({"start_ns": ["x"]}).write_parquet(file)
     answer = checked(report(folder))
     assert answer.steps == 0
     assert answer.verdict == "unknown"
     assert any("cannot be read" in text for text in answer.missing)
+
+
+def test_what_an_earlier_process_of_a_rank_had_begun_is_not_its_state(tmp_path):
+    """Rank 1 died in a forward of its first process; its second one ended in order."""
+    facts, spans, _ = generate(Schedule(ranks=2, steps=4))
+    died = (pl.col("rank") == 1) & (pl.col("kind") == "forward") & (pl.col("step") == 1)
+    spans = spans.with_columns(
+        duration_ns=pl.when(died).then(None).otherwise("duration_ns"),
+        id=pl.col("id") + pl.when(pl.col("step") >= 2).then(1 << 48).otherwise(0),
+    )
+    box = report(save(tmp_path, facts, spans)).box
+    assert [rank.state.kind for rank in box.ranks] == [None, None]
 
 
 def test_no_run_is_a_usage_error(tmp_path):

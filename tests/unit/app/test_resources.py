@@ -1,5 +1,6 @@
 """Places of ranks, the report's section, and sampling that never harms the job."""
 
+import os
 from dataclasses import replace
 
 import polars as pl
@@ -124,6 +125,23 @@ def test_sampling_notes_who_else_is_on_the_node(tmp_path, monkeypatch):
         pass
     seen = run_samples(tmp_path).filter(pl.col("quantity") == "other_ranks")
     assert set(seen.filter(pl.col("device") == "node")["value"]) == {0.0}
+
+
+@pytest.mark.parametrize("damage", ["cut", "pipe", "columns"])
+def test_damaged_samples_are_said_and_the_others_read(tmp_path, damage):
+    good = pl.DataFrame({name: [None] for name in SAMPLES_SCHEMA}, schema=SAMPLES_SCHEMA)
+    good.write_parquet(tmp_path / "resources-00000.parquet")
+    bad = tmp_path / "resources-00001.parquet"
+    if damage == "pipe":
+        os.mkfifo(bad)
+    elif damage == "cut":
+        bad.write_bytes((tmp_path / "resources-00000.parquet").read_bytes()[:-9])
+    else:
+        pl.DataFrame({"node": ["n"]}).write_parquet(bad)
+    missing: list[str] = []
+    assert len(run_samples(tmp_path, missing)) == 1
+    (said,) = missing
+    assert said.startswith("resources-00001.parquet cannot be read")
 
 
 @pytest.mark.parametrize("setting", ["0", "nonsense"])

@@ -1,6 +1,7 @@
 """Run directories: columns, merging of ring and copy, and every kind of damage."""
 
 import json
+import os
 import struct
 
 import polars as pl
@@ -149,6 +150,128 @@ def test_a_rank_that_started_twice_keeps_its_ids_apart(tmp_path):
     data = read_run(tmp_path)
     assert data.spans["id"].n_unique() == 2
     assert any("started 2 times" in text for text in data.missing)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "says"),
+    [
+        (112, struct.pack("<4q", 2**63 - 1, 2**63 - 1, -(2**63), 2**63 - 1), "clocks of"),
+        (112, bytes(32), "clocks of 0 ns"),
+        (256, struct.pack("<2Q", 2**60, 2**60), "lane 0 at 1152921504606846976"),
+        (264, bytes(8), "lane 0 at"),  # no room for a single record
+        (32, struct.pack("<2Q", 4096, 2**62), "facts at 4096"),
+        (48, struct.pack("<Q", 2**62), "strings at"),
+        (64, struct.pack("<Q", 2**63), "bytes of strings"),
+        (96, struct.pack("<i", 2**31 - 1), "rank 2147483647 of 2"),
+        (104, struct.pack("<i", 2**31 - 1), "2147483647 ranks"),
+    ],
+)
+def test_a_header_that_cannot_be_true_is_refused(one, tmp_path, at, value, says):
+    one.span("forward", 1, 2)
+    one.buffer[at : at + len(value)] = value
+    one.save()
+    (tmp_path / "run.json").write_text('{"schema": "kansoku.run/1"}')
+    data = read_run(tmp_path)
+    assert (len(data.spans), data.facts.ranks) == (0, ())
+    (said,) = [text for text in data.missing if text.startswith("n1-5.ring cannot be read")]
+    assert "the header is damaged" in said
+    assert says in said
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "loop"])
+def test_what_is_no_file_is_named_and_never_waited_for(one, tmp_path, kind):
+    one.span("forward", 1, 2)
+    one.save()
+    other = tmp_path / "n1-6.ring"
+    if kind == "pipe":
+        os.mkfifo(other)
+    elif kind == "folder":
+        other.mkdir()
+    else:
+        other.symlink_to(other)
+    data = read_run(tmp_path)
+    assert len(data.spans) == 1
+    assert any(text.startswith("n1-6.ring cannot be read") for text in data.missing)
+
+
+def test_records_with_impossible_times_are_left_out_and_counted(one, tmp_path):
+    one.span("forward", 1, 2)
+    for wrong in ({"start": 1 << 62, "end": None}, {"start": 5, "end": 1 << 61}):
+        one.span("forward", **wrong)
+    one.span("forward", 7, 8, step=2**31 - 1)
+    one.save()
+    data = read_run(tmp_path)
+    assert data.spans["start_ns"].to_list() == [UNIX + 1]
+    assert any("3 records with impossible times or numbers" in text for text in data.missing)
+
+
+def test_a_copy_without_its_records_is_said(one, tmp_path):
+    one.span("forward", 1, 2)
+    one.save(as_copy(one)[:8192])
+    assert any("ends before its records begin" in text for text in read_run(tmp_path).missing)
+
+
+def test_facts_and_run_json_of_any_size_are_read(one, tmp_path):
+    one.writer.set_facts(
+        {"parameters": 10**400, "model_flops_per_step": 10**400, "tokens_per_step": float("nan")}
+    )
+    one.span("forward", 1, 2)
+    one.save()
+    text = json.dumps({"schema": "kansoku.run/1", "start_ns": 10**30, "end_ns": -5})
+    (tmp_path / "run.json").write_text(text)
+    facts = read_run(tmp_path).facts
+    (rank,) = facts.ranks
+    assert (rank.parameters, rank.model_flops_per_step, rank.tokens_per_step) == (None, None, None)
+    assert (facts.start_ns, facts.end_ns) == (ANCHOR[1], None)
+
+
+def started(folder, pid, rank, at, steps):
+    """Write the ring of a process begun ``at`` ns after boot: so many steps of 10 ns."""
+    part = Ring(folder / f"n1-{pid}-{at}.ring", rank=rank, pid=pid)
+    anchor = (at, ANCHOR[1] + at)
+    struct.pack_into("<4q", part.buffer, 112, *anchor, *anchor)
+    struct.pack_into("<q", part.buffer, 168, at)
+    group = part.writer.intern("0")
+    for step in range(steps):
+        begin = at + 10 * step
+        part.span("step", begin, begin + 10, step=step)
+        part.span("collective", begin + 2, begin + 5, step=step, group=group, sequence=2 * step)
+    part.save()
+
+
+def test_ranks_started_again_go_on_counting(tmp_path):
+    """An elastic restart: steps 0-3 and 0-4, then both ranks again from 0, at 1,000 ns."""
+    started(tmp_path, 5, 0, 100, 4)
+    started(tmp_path, 6, 1, 101, 5)
+    started(tmp_path, 7, 0, 1_000, 3)
+    started(tmp_path, 8, 1, 1_001, 3)
+    data = read_run(tmp_path)
+    steps = data.spans.filter(pl.col("kind") == "step").sort("start_ns")
+    numbers = {r: steps.filter(pl.col("rank") == r)["step"].to_list() for r in (0, 1)}
+    assert numbers == {0: [0, 1, 2, 3, 5, 6, 7], 1: [0, 1, 2, 3, 4, 5, 6, 7]}
+    # Sequences went to 8 in the first life, so the second one's 0, 2, 4 are 9, 11, 13.
+    met = data.spans.filter((pl.col("kind") == "collective") & (pl.col("rank") == 0))
+    assert met.sort("start_ns")["sequence"].to_list() == [0, 2, 4, 6, 9, 11, 13]
+    assert data.resources.filter(pl.col("rank") == 0)["step"].to_list() == numbers[0]
+    said = [text for text in data.missing if "numbered on" in text]
+    assert [text.split(" in this")[0] for text in said] == [
+        "rank 0 was started 2 times", "rank 1 was started 2 times",
+    ]  # fmt: skip
+
+
+def test_a_program_that_replaces_itself_keeps_both_rings(tmp_path):
+    """After exec pid and start of the process are the same: 4 steps, then 3 more."""
+    started(tmp_path, 5, 0, 100, 4)
+    started(tmp_path, 5, 0, 1_000, 3)
+    steps = read_run(tmp_path).spans.filter(pl.col("kind") == "step")
+    assert steps["step"].to_list() == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_two_processes_of_one_rank_at_a_time_are_said(tmp_path):
+    started(tmp_path, 5, 0, 100, 4)
+    started(tmp_path, 6, 0, 110, 4)
+    data = read_run(tmp_path)
+    assert any("2 processes call themselves rank 0 at the same time" in t for t in data.missing)
 
 
 def test_nothing_there_is_an_error_with_a_remedy(tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.labs.generated_run import MS, Schedule, generate
 
 from kansoku.model import PHASES, table_schema
-from kansoku.trace.steps import merge_steps, step_rows
+from kansoku.trace.steps import merge_steps, queue_rows, step_rows
 
 NAMES = [f"{phase.value}_ns" for phase in PHASES]
 KINDS = ["data_wait", "forward", "backward", "optimizer", "collective", "checkpoint", "evaluation",
@@ -193,3 +193,17 @@ def test_kept_step_rows_fill_the_steps_without_spans():
     merged = merge_steps(step_rows(spans), truth)
     assert len(merged) == len(truth)
     assert merged["duration_ns"].to_list() == truth["duration_ns"].to_list()
+
+
+def test_run_queue_time_is_not_counted_across_processes():
+    """Of a rank started again the counter begins anew, or goes on after an import of 9 s."""
+    rows = [(0, 0, 1, 5), (0, 1, 2, 9), (0, 2, (1 << 48) + 1, 9_000), (0, 3, (1 << 48) + 2, 9_003)]
+    resources = pl.DataFrame(
+        [(rank, step, "forward", span, queued) for rank, step, span, queued in rows],
+        schema={"rank": pl.Int32, "step": pl.Int32, "kind": pl.String, "id": pl.Int64,
+                "queued_ns": pl.Int64},
+        orient="row",
+    )  # fmt: skip
+    assert queue_rows(resources).rows() == [
+        (0, 0, "forward", 0), (0, 1, "forward", 4), (0, 2, "forward", 0), (0, 3, "forward", 3),
+    ]  # fmt: skip

@@ -85,7 +85,7 @@ def load_run(path: Path | str) -> LoadedRun:
             spans = pl.concat([spans, tables.spans]) if len(spans) else tables.spans
     steps = merge_steps(step_rows(spans, facts=facts, resources=data.resources), kept)
     del kept, tables  # as large as what was made of them
-    use = _resource_use(path, steps, spans, facts)
+    use = _resource_use(path, steps, spans, facts, missing)
     if use is not None:
         steps = use.steps.select(steps.columns)  # the error columns stay in ``use``
     rows = collective_rows(spans, facts)
@@ -114,9 +114,9 @@ def load_run(path: Path | str) -> LoadedRun:
 
 
 def _resource_use(
-    path: Path, steps: pl.DataFrame, spans: pl.DataFrame, facts: RunFacts
+    path: Path, steps: pl.DataFrame, spans: pl.DataFrame, facts: RunFacts, missing: list[str]
 ) -> ResourceUse | None:
-    samples = run_samples(path) if path.is_dir() else None
+    samples = run_samples(path, missing) if path.is_dir() else None
     if samples is None or samples.is_empty() or steps.is_empty():
         return None
     return attach_resources(steps, spans, samples, facts=facts)

@@ -220,7 +220,8 @@ def report(run: Path | str | LoadedRun, *, policy: ReportPolicy | None = None) -
         peak, peak_source = run_peak(facts, run.peak)
         if unseen is not None and {rank.device for rank in facts.ranks} == {"cpu"}:
             # The peak is that of all CPUs of a node; GPUs are counted by the ranks seen.
-            peak, peak_source = None, f"{unseen}, the CPUs' peak is that of all"
+            seen = f"{throughput.ranks_seen} of {run.layout.world} ranks"
+            peak, peak_source = None, f"the FLOPs are those of {seen}, the CPUs' peak that of all"
     mfu, reason = model_utilisation(
         throughput, convention=convention, peak_flops=peak, peak_source=peak_source
     )

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import polars as pl
+
 from kansoku.app._processes import still_runs
 from kansoku.app.report._load import LoadedRun
 from kansoku.formats.run_directory import ProcessState
@@ -17,6 +19,9 @@ from kansoku.trace.blackbox import (
 )
 
 __all__ = ["BlackBox", "RankState", "read_black_box"]
+
+_PROCESS = 1 << 48
+"""Ids of a rank's second process begin here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +60,20 @@ def _process(state: ProcessState | None) -> str:
     return "running" if still_runs(state.pid, state.process_start) else "gone"
 
 
+def _last_lives(rows: pl.DataFrame) -> pl.DataFrame:
+    """Leave out what a rank's earlier processes had begun: it was started again."""
+    newest = rows["id"].max()
+    if not isinstance(newest, int) or newest < _PROCESS:
+        return rows
+    life = pl.col("id") // _PROCESS
+    return rows.filter(life == life.max().over("rank"))
+
+
 def read_black_box(run: LoadedRun, *, now: Callable[[], int] = time.time_ns) -> BlackBox:
     """Return every rank's last state and the collectives that members are missing from."""
     facts: dict[int | None, RankFacts] = {rank.rank: rank for rank in run.facts.ranks}
     processes = {process.rank: process for process in run.processes}
-    states = last_states(run.spans)
+    states = last_states(_last_lives(run.spans))
     ranks = []
     for state in states:
         process = processes.get(state.rank)
@@ -82,7 +96,7 @@ def read_black_box(run: LoadedRun, *, now: Callable[[], int] = time.time_ns) -> 
                 duration_ns=None if since is None or until is None else max(until - since, 0),
             )
         )
-    blocked = blocked_collectives(run.collectives, run.facts, states, run.clocks)
+    blocked = blocked_collectives(_last_lives(run.collectives), run.facts, states, run.clocks)
     opened = any(state.kind is not None for state in states)
     failed = run.facts.exit_code not in (0, None)
     ended = all(rank.process == "ended" for rank in ranks)

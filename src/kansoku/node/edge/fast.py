@@ -289,10 +289,21 @@ def _field(nvml: Any, gpu: int, handle: Any, key: Any) -> Callable[[], float | N
     return read
 
 
-def read_samples(run_folder: Path) -> pl.DataFrame:
-    """Return every sample under a run folder; empty where none were taken."""
+def read_samples(run_folder: Path, missing: list[str]) -> pl.DataFrame:
+    """Return every sample under a run folder; empty where none were taken.
+
+    What cannot be read is left out and becomes a sentence in ``missing``.
+    """
     files = sorted(run_folder.glob("resources-*.parquet")) + sorted(
         run_folder.glob("*/resources-*.parquet")
     )
-    frames = [pl.read_parquet(file, columns=list(SAMPLES_SCHEMA)) for file in files]
+    frames = []
+    for file in files:
+        try:
+            if not file.is_file():  # a named pipe would be waited for
+                raise OSError("not a regular file")
+            frame = pl.read_parquet(file, columns=list(SAMPLES_SCHEMA))
+            frames.append(frame.cast(dict(SAMPLES_SCHEMA)))
+        except (pl.exceptions.PolarsError, OSError) as error:
+            missing.append(f"{file.name} cannot be read: {error}")
     return pl.concat(frames) if frames else pl.DataFrame(schema=SAMPLES_SCHEMA)

@@ -25,7 +25,7 @@ class Story:
         with self.path.open("w+b") as stream:
             stream.truncate(1 << 20)
             self.buffer = mmap.mmap(stream.fileno(), 1 << 20)
-        ring.format_ring(self.buffer, pid=1, process_start=1, anchor=(0, 0), lane_shares=(1,))
+        ring.format_ring(self.buffer, pid=1, process_start=1, anchor=(0, 1), lane_shares=(1,))
         self.book = Book(ring.RingWriter(self.buffer), late=late, peak_rss=lambda: 7 << 20)
         self.now = 0
 
