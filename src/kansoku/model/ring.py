@@ -104,10 +104,8 @@ _TEMPLATE_OFFSET = 44
 _OPEN = struct.Struct("@QqqqQi76sQ")
 _CLOSE = struct.Struct("@qq")
 _CLOSE_OFFSET = 16
-_RSS_OFFSET = 80
-_VALUES_OFFSET = 96
+_RSS_OFFSET, _VALUES_OFFSET = 80, 96
 assert _TEMPLATE.size == 76 and _OPEN.size == RECORD_BYTES  # noqa: S101, PT018 - our own layout
-
 _HEAD = struct.Struct("=8sIIIIIIQQQQQ")
 """magic, version, header and record bytes, lanes, byte order mark, file kind; facts offset and
 capacity; strings offset, capacity, used."""
@@ -355,8 +353,7 @@ class RingWriter:
         self._header = read_header(buffer)
         self._strings: dict[str, int] = {"": 0}
         self._strings_used = 0
-        self._facts_change = 0
-        self._lane = lane
+        self._facts_change, self._lane = 0, lane
         self._late: dict[int, tuple[bytes, int, int]] = {}
         if lane:
             self.open, self.close = self._make_in_lane()
@@ -584,6 +581,10 @@ class RingWriter:
         at = _COUNTERS_OFFSET + kind * _COUNTERS.size
         count, total = _COUNTERS.unpack_from(self.buffer, at)
         _COUNTERS.pack_into(self.buffer, at, count + 1, total + bytes_)
+
+    def set_count(self, kind: int, count: int, bytes_: int) -> None:
+        """Write how many spans of a kind have closed, and their bytes."""
+        _COUNTERS.pack_into(self.buffer, _COUNTERS_OFFSET + kind * _COUNTERS.size, count, bytes_)
 
     def set_head(self) -> None:
         """Note the newest n of the lane."""

@@ -119,6 +119,19 @@ def test_an_exception_leaves_no_phase_open(recorder, tmp_path):
     assert found["duration_ns"].min() >= 0
 
 
+def test_an_update_that_broke_inside_a_forward_leaves_no_step_before_its_start(recorder, tmp_path):
+    broken, sound = Optimizer(), Optimizer()
+    recorder.optimizers.update((broken, sound))
+    forward = recorder.open(KIND["forward"], "forward")
+    recorder.update_begins(broken)  # raises: its end never comes
+    recorder.close(forward)
+    update(recorder, sound)
+    recorder.update_ends(sound)
+    update(recorder, sound)
+    recorder.finish()
+    assert spans(tmp_path)["duration_ns"].min() >= 0
+
+
 def test_off_records_nothing_and_on_goes_on(recorder, tmp_path):
     one = Optimizer()
     recorder.optimizers.add(one)

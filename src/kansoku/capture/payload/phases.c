@@ -466,10 +466,10 @@ static PyObject* phases_update_ends(Phases* self, PyObject* const* args, Py_ssiz
   }
   if (!found) Py_RETURN_NONE;
   if (!has(&self->stepped, key) && add(&self->stepped, key, 0)) return NULL;
-  if (self->nesting.count) Py_RETURN_NONE;
-  if (!self->expected.count && ask_expected(self)) return NULL;
   self->updated = self->ended;
   self->updated_cpu = self->ended_cpu;
+  if (self->nesting.count) Py_RETURN_NONE;
+  if (!self->expected.count && ask_expected(self)) return NULL;
   if (is_less(&self->stepped, &self->expected) || !self->step_span) {
     self->keeps_late = 1;
     self->late_spans.count = 0;

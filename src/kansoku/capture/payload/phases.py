@@ -299,11 +299,11 @@ class Phases:
         else:
             return
         self._stepped.add(key)
+        self._updated = self._ended
         if self._nesting:
             return
         if not self._expected:
             self._expected = set(self._call.optimizers())
-        self._updated = self._ended
         if self._stepped < self._expected or not self.step_span:
             self._late_spans = []
         elif self._stack:
