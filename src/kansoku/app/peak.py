@@ -1,47 +1,18 @@
-"""The peak that MFU is measured against: a datasheet's, or a short matrix product's on CPUs."""
+"""The peak that MFU is measured against: a datasheet's, or what a short product shows of CPUs."""
 
+import math
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from kansoku.app.cpu_peak import measure_cpu_peak
 from kansoku.catalog.accelerators import accelerator
 from kansoku.errors import InputError
 from kansoku.model import RunFacts
 
 __all__ = ["gpu_name", "gpu_peak", "measure_cpu_peak", "run_peak"]
 
-_SIZE = 768
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float8": "fp8", "bf16": "bf16"}
-
-
-def measure_cpu_peak(
-    *, seconds: float = 0.6, clock: Callable[[], int] = time.perf_counter_ns
-) -> dict[str, Any]:
-    """Return what this machine's CPUs reach in float32 matrix products: ``flops, source``.
-
-    The best of repeated products counts: a peak is what the hardware can do, not its mean under
-    load. All cores take part, as the BLAS library decides.
-    """
-    rng = np.random.default_rng(0)
-    a = rng.standard_normal((_SIZE, _SIZE), dtype=np.float32)
-    b = rng.standard_normal((_SIZE, _SIZE), dtype=np.float32)
-    out = np.empty((_SIZE, _SIZE), dtype=np.float32)
-    np.matmul(a, b, out=out)
-    best = None
-    end = clock() + round(seconds * 1e9)
-    while best is None or clock() < end:
-        begin = clock()
-        np.matmul(a, b, out=out)
-        took = max(clock() - begin, 1)
-        best = took if best is None else min(best, took)
-    return {
-        "flops": 2.0 * _SIZE**3 / (best * 1e-9),
-        "source": f"measured: float32 matrix product of {_SIZE}, all CPUs of {os.uname().nodename}",
-        "precision": "float32",
-    }
 
 
 def gpu_name(kind: str | None) -> str | None:
@@ -64,6 +35,14 @@ def gpu_peak(kind: str | None) -> float | None:
     return None if name is None else accelerator(name).peak("bf16")
 
 
+def _flops(measured: Mapping[str, Any]) -> float | None:
+    """Return a peak that was measured; None for anything else that stands there."""
+    value = measured.get("flops")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 < value < math.inf else None
+
+
 def run_peak(facts: RunFacts, measured: Mapping[str, Any]) -> tuple[float | None, str]:
     """Return the peak of all devices of a run in FLOP/s and its source, or None and the reason.
 
@@ -75,17 +54,19 @@ def run_peak(facts: RunFacts, measured: Mapping[str, Any]) -> tuple[float | None
         return None, "the device of some ranks is not known"
     nodes = {rank.node for rank in facts.ranks}
     if devices == {"cpu"}:
-        if not isinstance(measured.get("flops"), int | float):
+        if _flops(measured) is None:
             if nodes != {os.uname().nodename}:
                 return None, "the CPUs' peak was not measured when the run was made"
             measured = measure_cpu_peak()
-        return float(measured["flops"]) * len(nodes), str(measured.get("source", "measured"))
+        source, flops = str(measured.get("source", "measured")), _flops(measured)
+        return (None if flops is None else flops * len(nodes)), source
     precision = "bf16"
     stated = {rank.extra.get("dtype", "") for rank in facts.ranks} - {""}
     if len(stated) == 1:
         precision = _PRECISIONS.get(stated.pop().removeprefix("torch."), precision)
     total, sources = 0.0, []
-    for rank in facts.ranks:
+    # A rank that was started again is there twice, its GPU is not.
+    for rank in {(rank.rank, rank.node): rank for rank in facts.ranks}.values():
         try:
             device = accelerator(str(rank.device))
             total += device.peak(precision)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kansoku.app._run_live import LiveLine
+from kansoku.app.cpu_peak import measure_cpu_peak
 from kansoku.app.resources import watched_resources
 from kansoku.capture import environment, write_payload
 from kansoku.capture.payload.drain import Drain
@@ -355,26 +356,3 @@ def _watch(
             line = live.read(time.monotonic_ns())
             if line:
                 say(line)
-
-
-def measure_cpu_peak(*, size: int = 1024, seconds: float = 0.3) -> dict[str, object]:
-    """Measure what this machine's CPUs reach in float32 matrix products, all cores together.
-
-    Return ``{"flops", "source", "precision"}``; the best of the products done in ``seconds``.
-    """
-    import numpy as np
-
-    left = np.random.default_rng(0).random((size, size), dtype=np.float32)
-    right = left.T.copy()
-    best = float("inf")
-    until = time.monotonic() + seconds
-    while time.monotonic() < until or best == float("inf"):
-        start = time.perf_counter()
-        left @ right
-        best = min(best, time.perf_counter() - start)
-    cores = len(os.sched_getaffinity(0))
-    return {
-        "flops": 2.0 * size**3 / best,
-        "source": f"measured: matrix product of {size}×{size} float32 on {cores} cores",
-        "precision": "float32",
-    }

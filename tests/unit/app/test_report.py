@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from tests.labs.generated_run import MS, Schedule, generate, with_clocks
 
-from kansoku.app.peak import measure_cpu_peak, run_peak
+from kansoku.app.peak import run_peak
 from kansoku.app.report import load_run, report
 from kansoku.cli._draw import draw
 from kansoku.errors import InputError
@@ -181,10 +181,19 @@ def test_known_gpus_use_the_published_dense_peak(tmp_path):
     assert "H100" in source
 
 
-def test_the_peak_of_cpus_is_measured_and_labelled():
-    peak = measure_cpu_peak(seconds=0.05)
-    assert peak["flops"] > 1e9
-    assert peak["source"].startswith("measured")
+def test_a_gpu_of_a_rank_started_again_is_one_gpu(tmp_path):
+    facts, _, _ = generate(Schedule(steps=1))
+    ranks = [dataclasses.replace(r, device="NVIDIA H100 80GB HBM3") for r in facts.ranks]
+    again = [dataclasses.replace(r, pid=r.pid + 1_000) for r in ranks]
+    peak, _ = run_peak(dataclasses.replace(facts, ranks=(*ranks, *again)), {})
+    assert peak == pytest.approx(4 * 989e12)
+
+
+@pytest.mark.parametrize("flops", [0, -1, float("nan"), float("inf"), True, "a", None])
+def test_a_peak_that_is_none_is_not_divided_by(flops):
+    facts, _, _ = generate(Schedule(steps=1))
+    peak, reason = run_peak(facts, {"flops": flops})
+    assert (peak, reason) == (None, "the CPUs' peak was not measured when the run was made")
 
 
 def test_steps_are_the_completed_ones_and_the_rest_is_said_apart(tmp_path):

@@ -303,7 +303,7 @@ def read_samples(run_folder: Path, missing: list[str]) -> pl.DataFrame:
             if not file.is_file():  # a named pipe would be waited for
                 raise OSError("not a regular file")
             frame = pl.read_parquet(file, columns=list(SAMPLES_SCHEMA))
-            frames.append(frame.cast(dict(SAMPLES_SCHEMA)))
+            frames.append(frame.cast(pl.Schema(SAMPLES_SCHEMA)))
         except (pl.exceptions.PolarsError, OSError) as error:
             missing.append(f"{file.name} cannot be read: {error}")
     return pl.concat(frames) if frames else pl.DataFrame(schema=SAMPLES_SCHEMA)
