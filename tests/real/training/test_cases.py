@@ -236,15 +236,14 @@ def test_model_facts_by_hand(cases):
     biases = 2 * (4 * 32 + 4 * 32 + 32 + 2 * 32) + 64
     assert facts.parameters == weights + biases + 64 * 32  # and the embedding
     split = cases.data("tensor").facts.ranks[0]
-    head = 3 * 2 * 64 * 32 * 64
-    assert split.model_flops_per_step == (whole - head) / 2 + head
+    assert split.model_flops_per_step == whole / 2  # also of the head, which both compute
 
 
 @pytest.fixture(scope="module")
 def fallback(tmp_path_factory) -> Cases:
     folder = tmp_path_factory.mktemp("fallback")
     environment = observed_environment(folder, KANSOKU_NATIVE=0)
-    return run_cases(folder, ["ddp", "collectives"], environment)
+    return run_cases(folder, ["ddp", "collectives", "fsdp"], environment)
 
 
 def test_without_a_compiler_flight_recorder_gives_the_counts(fallback):
@@ -254,6 +253,14 @@ def test_without_a_compiler_flight_recorder_gives_the_counts(fallback):
     assert gradients["bytes"].sum() == counted["gradient_bytes"] * counted["steps"]
     assert set(gradients["attributes"].str.json_path_match("$.no_times")) == {"true"}
     assert any("Flight Recorder" in text for text in fallback.data("ddp").missing)
+
+
+def test_without_a_compiler_gathers_count_what_a_rank_ends_up_with(cases, fallback):
+    def gathered(these):
+        seen = these.spans("fsdp", 0, "collective")
+        return seen.filter(pl.col("name") == "all_gather")["bytes"].sum()
+
+    assert gathered(fallback) == gathered(cases) > 0
 
 
 def test_without_a_compiler_python_is_seen_with_times(fallback):

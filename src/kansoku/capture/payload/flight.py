@@ -43,7 +43,7 @@ def join() -> None:
         if any(start <= created <= end for start, end in known):
             continue
         name = str(entry.get("profiling_name", "")).rpartition(":")[2]
-        size, dtype = _size(entry)
+        size, dtype = _size(entry, name)
         group = entry.get("process_group") or entry.get("pg_name") or [""]
         label = str(group[0] if isinstance(group, (list, tuple)) else group)
         sequence = entry.get("p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id", -1)
@@ -61,8 +61,10 @@ def join() -> None:
         RECORDER.count(_COLLECTIVE, size)
 
 
-def _size(entry: dict[str, Any]) -> tuple[int, str]:
-    sizes, types = entry.get("input_sizes") or [], entry.get("input_dtypes") or []
+def _size(entry: dict[str, Any], name: str) -> tuple[int, str]:
+    """Return bytes and dtype; of a gather what a rank ends up with, as nccl-tests counts."""
+    side = "output" if name.startswith("all_gather") else "input"
+    sizes, types = entry.get(f"{side}_sizes") or [], entry.get(f"{side}_dtypes") or []
     total = 0
     for shape, kind in zip(sizes, types):  # noqa: B905 - 3.9
         count = 1

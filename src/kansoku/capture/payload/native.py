@@ -21,6 +21,7 @@ __all__ = ["Native", "build", "load"]
 _LANE = 1
 _SETTLE_NS = 1_000_000_000
 """How long a process may wait at its end for ends that are being told; none is told in a hang."""
+_FALLBACK = "the newest 2,000 at most, Gloo's reduce-scatters as the all-reduces it does them by"
 _DTYPES = {
     "Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64",
     "Half": "float16", "Float": "float32", "Double": "float64", "Bool": "bool",
@@ -54,7 +55,7 @@ def load(torch: Any) -> Any:
     if os.environ.get("KANSOKU_NATIVE") == "0":
         RECORDER.miss(
             "the times of collectives issued from C++ (the native recorder is switched off): "
-            "counted from Flight Recorder, the newest 2,000 at most"
+            f"counted from Flight Recorder, {_FALLBACK}"
         )
         return None
     try:
@@ -64,8 +65,7 @@ def load(torch: Any) -> Any:
         reason = str(error).splitlines()[-1][:160] if str(error) else repr(error)
         RECORDER.miss(
             "the times of collectives issued from C++ and the end of asynchronous ones, counted "
-            "from Flight Recorder, the newest 2,000 at most: the native recorder does not build "
-            f"here ({reason})"
+            f"from Flight Recorder, {_FALLBACK}: the native recorder does not build here ({reason})"
         )
         return None
 
