@@ -190,6 +190,13 @@ def test_forms_lead_to_stable_addresses(site, show):
     assert {r.split("\t")[0] for r in first.locator("tbody tr").all_inner_texts()} == {"2"}
     page.goto(f"{server.url}/jobs")
     ready(page)
+    jobs = page.locator("table[data-sortable]").first
+    jobs.get_by_role("button", name="ran", exact=True).click()
+    ran = [text.split() for text in jobs.locator("tbody td:nth-child(11)").all_inner_texts()]
+    sizes = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
+    known = [float(words[0]) * sizes[words[1]] for words in ran if words != ["–"]]
+    assert {"min", "h"} <= {words[-1] for words in ran}
+    assert known in (sorted(known), sorted(known, reverse=True))
     page.select_option("select[name=state]", "failed")
     page.wait_for_url("**/jobs?*state=failed*")
     ready(page)
