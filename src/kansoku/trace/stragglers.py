@@ -12,7 +12,8 @@ the recorder saw that. A rank is a straggler when
 
 A delay that moves from rank to rank fails 2 and 3 and is nobody's fault; it is named as such.
 CPU taken from outside shows as run-queue time (or as wall time without CPU time) that the peers
-do not have, and is reported as the host's doing.
+do not have, and is reported as the host's doing. On a busy machine whoever computes queues, while
+those that wait for it sleep: queueing in proportion to a rank's own CPU time is not from outside.
 """
 
 from collections.abc import Mapping
@@ -80,6 +81,8 @@ class Straggler:
     """Less run-queue time, where recorded."""
     cpu_share: float | None
     """Share of the excess that was CPU time of the rank itself; None where not recorded."""
+    queue_excess_ns: float | None
+    """Run-queue time above the peers' median, per step; None where not recorded."""
     blame_share: float | None
     """Share it caused of all waiting in its process groups; None where nothing matched."""
     persistence: float
@@ -371,6 +374,12 @@ def _in_role(
                 excess_ns=excess,
                 phase_excess_ns=phase_excess,
                 cpu_share=cpu_share,
+                queue_excess_ns=None
+                if role.queue is None
+                else float(
+                    role.queue[:, column].mean()
+                    - np.median(np.delete(role.queue.mean(axis=0), column))
+                ),
                 blame_share=share,
                 persistence=persistence,
                 from_step=int(role.steps[0]),
@@ -415,7 +424,9 @@ def _judge(
     work = _stands_out(own, step_ns, column, policy.min_excess, policy)
     queue = None
     if role.queue is not None:
-        queue = _stands_out(role.queue, step_ns, column, policy.min_contention, policy)
+        queue = _stands_out(
+            _queue_from_outside(role, column), step_ns, column, policy.min_contention, policy
+        )
     # A rank without its CPU loses a little everywhere; what it waits for the CPU says why.
     if role.queue is not None and queue is not None and (work is None or queue[0] > work[0]):
         wall = own + role.queue
@@ -424,6 +435,24 @@ def _judge(
     if work is not None and ratio >= policy.min_ratio:
         return ("work", *work, ratio)
     return None
+
+
+def _queue_from_outside(role: _Role, column: int) -> Floats:
+    """Return run-queue time less what the rank's own further CPU time explains.
+
+    A thread that computes twice as long on the same busy machine queues about twice as long.
+    """
+    queue = np.zeros_like(role.own) if role.queue is None else role.queue.copy()
+    if role.cpu is None:
+        return queue
+    peers_cpu = float(np.median(np.delete(role.cpu.mean(axis=0), column)))
+    peers_queue = float(np.median(np.delete(queue.mean(axis=0), column)))
+    more = float(role.cpu[:, column].mean()) - peers_cpu
+    if more <= 0 or peers_cpu <= 0:
+        return queue
+    explained = peers_queue / peers_cpu * more
+    queue[:, column] = np.maximum(queue[:, column] - explained, 0)
+    return queue
 
 
 def _for_gc(policy: StragglerPolicy) -> StragglerPolicy:

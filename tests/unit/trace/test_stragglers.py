@@ -104,6 +104,34 @@ def test_cpu_taken_from_outside_is_the_hosts_doing():
     assert find_stragglers(even, {0: (0, 1, 2, 3)}).verdict is Verdict.NONE
 
 
+def test_whoever_computes_more_queues_more_on_a_busy_machine():
+    """Own optimizer work 25 ms longer, 44 against 19 ms of CPU; 3 ms in the queue for each of it.
+
+    So rank 1 queues 75 ms longer than its peers, and nothing outside is to blame.
+    """
+    facts, spans, _ = generate(Schedule(slow={(1, "optimizer"): 9.0}))
+    cpu = pl.when(pl.col("rank") == 1).then(44 * MS).otherwise(19 * MS)
+    steps = step_rows(spans, facts=facts).with_columns(
+        cpu_ns=cpu, run_delay_ns=3 * cpu, duration_ns=pl.col("duration_ns") + 3 * cpu,
+        optimizer_ns=pl.col("optimizer_ns") + 3 * cpu,
+    )  # fmt: skip
+    (found,) = find_stragglers(steps, {0: (0, 1, 2, 3)}).stragglers
+    assert (found.rank, found.cause, found.phase) == (1, "work", Phase.OPTIMIZER)
+    assert found.queue_excess_ns == pytest.approx(75 * MS)
+
+
+def test_a_queue_without_work_of_its_own_is_from_outside():
+    """The same queue, but no more CPU time than the peers: something else has the CPU."""
+    facts, spans, _ = generate(Schedule())
+    queue = pl.when(pl.col("rank") == 1).then(132 * MS).otherwise(57 * MS)
+    steps = step_rows(spans, facts=facts).with_columns(
+        cpu_ns=pl.lit(19 * MS), run_delay_ns=queue, duration_ns=pl.col("duration_ns") + queue,
+        other_ns=pl.col("other_ns") + queue,
+    )  # fmt: skip
+    (found,) = find_stragglers(steps, {0: (0, 1, 2, 3)}).stragglers
+    assert (found.rank, found.cause) == (1, "cpu_contention")
+
+
 def test_periodic_garbage_collection_is_named():
     facts, spans, _ = generate(Schedule(steps=80))
     steps = step_rows(spans, facts=facts)

@@ -127,6 +127,14 @@ def _straggler(run: LoadedRun, s: Straggler) -> Finding:
                 source=source,
             )
         )
+    if s.cause == "work" and (s.queue_excess_ns or 0) > 0.25 * s.excess_ns:
+        evidence.append(
+            Evidence(
+                sentence=f"and {_ms(s.queue_excess_ns or 0)} a step more in the run queue, in "
+                "proportion to its own CPU time: the machine is busy",
+                source=source,
+            )
+        )
     return Finding(
         id=f"straggler.{s.cause if s.cause != 'work' else s.phase.value}",
         subject=Subject(kind="rank", name=str(s.rank)),
@@ -377,14 +385,15 @@ def _changes(run: LoadedRun, throughput: Throughput, policy: ReportPolicy) -> li
 
 
 def _collections(run: LoadedRun, throughput: Throughput, policy: ReportPolicy) -> list[Finding]:
-    # Pauses before the first step are the imports': no step waited for them.
-    pauses = run.spans.filter(
-        (pl.col("kind") == "gc")
-        & pl.col("duration_ns").is_not_null()
-        & pl.col("step").is_not_null()
-    )
-    total = float(run.steps["duration_ns"].sum())
-    if pauses.is_empty() or not total or throughput.window is None:
+    # As every other figure, of the window: imports and the first steps' allocations are left out.
+    window = throughput.window
+    if window is None:
+        return []
+    inside = pl.col("step").is_between(window.from_step, window.to_step)
+    pauses = run.spans.filter((pl.col("kind") == "gc") & pl.col("duration_ns").is_not_null())
+    pauses = pauses.filter(inside)
+    total = float(run.steps.filter(inside)["duration_ns"].sum())
+    if pauses.is_empty() or not total:
         return []
     share = float(pauses["duration_ns"].sum()) / total
     if share < policy.gc:
@@ -395,7 +404,8 @@ def _collections(run: LoadedRun, throughput: Throughput, policy: ReportPolicy) -
             "gc.cost",
             f"Python garbage collection takes {share:.0%} of the ranks' time in {len(pauses)} "
             "pauses. Collect at fixed steps on all ranks together, or freeze what lives long.",
-            f"{_ms(float(pauses['duration_ns'].sum()))} in {len(pauses)} pauses",
+            f"{_ms(float(pauses['duration_ns'].sum()))} in {len(pauses)} pauses, steps "
+            f"{window.from_step}-{window.to_step}",
             domain=Domain.APPLICATION,
         )
     ]
