@@ -1,7 +1,6 @@
 """The line that says how the running job does, read from the rings' headers and newest records."""
 
 import mmap
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import polars as pl
 
 from kansoku.app._late_rank import late_rank
 from kansoku.catalog.accelerators import accelerators
-from kansoku.formats.run_directory import RECORD
+from kansoku.formats.run_directory import RECORD, open_ring
 from kansoku.model import ring
 from kansoku.model.mfu import live_mfu
 from kansoku.trace.throughput import whole_steps
@@ -109,16 +108,14 @@ def _peak_of(ranks: list[RankNow], peak: Mapping[str, Any]) -> float | None:
 
 def _rank_now(file: Path, now_ns: int) -> RankNow | None:
     try:
-        with file.open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            with mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) as buffer:
-                return _from_buffer(buffer, now_ns)
+        buffer, header = open_ring(file)
+        with buffer:
+            return _from_buffer(buffer, header, now_ns)
     except (OSError, ValueError, ring.RingError):
         return None
 
 
-def _from_buffer(buffer: mmap.mmap, now_ns: int) -> RankNow:
-    header = ring.read_header(buffer)
+def _from_buffer(buffer: mmap.mmap, header: ring.Header, now_ns: int) -> RankNow:
     facts = ring.read_facts(buffer, header)
     since = now_ns - _WINDOW_NS
     waited = 0

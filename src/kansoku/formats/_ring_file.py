@@ -31,7 +31,7 @@ def open_ring(file: Path) -> tuple[mmap.mmap, ring.Header]:
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         if size == 0:
-            raise ring.RingError("it is empty")
+            raise ring.RingError("it is empty, as where the disk was full")
         buffer = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     header = ring.read_header(buffer)
     lie = _lie(header)

@@ -29,7 +29,7 @@ from kansoku.model import ring
 from kansoku.model.run import RankFacts, RunFacts
 from kansoku.model.tables import table_schema
 
-__all__ = ["ProcessState", "RunData", "read_run"]
+__all__ = ["RECORD", "ProcessState", "RunData", "open_ring", "read_run"]
 
 _CODES = {"Q": "<u8", "q": "<i8", "i": "<i4", "H": "<u2", "I": "<u4", "d": "<f8"}
 RECORD = np.dtype(

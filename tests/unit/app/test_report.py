@@ -225,6 +225,24 @@ def test_totals_that_lack_a_rank_say_so(tmp_path):
     assert shown["tokens_per_s_per_gpu"] == pytest.approx(shown["tokens_per_s"] / 3)
 
 
+def test_collectives_that_were_not_kept_are_counted(tmp_path):
+    """3 steps of 4 all-reduces of 4 MiB on two ranks: 24; the processes counted 100."""
+    facts, spans, _ = generate(Schedule(ranks=2, steps=3))
+    run = load_run(save(tmp_path, facts, spans))
+    counters = pl.DataFrame(
+        {"rank": [0, 1], "kind": ["collective"] * 2, "count": [50, 50], "bytes": [7_000, 8_000]}
+    )
+    answer = report(dataclasses.replace(run, counters=counters))
+    said = (
+        "of 100 collectives (15,000 bytes) that the ranks counted, 24 (100,663,296 bytes) were "
+        "kept: counts and bytes by group are those"
+    )
+    assert said in answer.missing
+    (table,) = [b for b in answer.view().blocks if getattr(b, "title", "").startswith("Collecti")]
+    assert said in table.note
+    assert report(run).collectives_lost is None
+
+
 def test_step_rows_and_sampled_spans_together(tmp_path):
     facts, spans, steps = generate(Schedule(steps=100, slow={(1, "backward"): 1.5}), spans_every=10)
     answer = report(save(tmp_path, facts, spans, steps))

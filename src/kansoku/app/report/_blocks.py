@@ -93,7 +93,8 @@ def collective_blocks(report: "Report") -> list[Block]:
                 for c in _folded(report.collectives)[:_MAX_ROWS]
             ],
             note="Wait: share of the members' time inside that they waited for the last one. "
-            "Bandwidths as nccl-tests defines them, from the last arrival on.",
+            "Bandwidths as nccl-tests defines them, from the last arrival on."
+            + (f" Not all: {report.collectives_lost}." if report.collectives_lost else ""),
         )
     ]
 

@@ -33,6 +33,8 @@ class Report:
     mfu_reason: str | None
     """Why there is no MFU."""
     collectives: tuple[CollectiveSummary, ...]
+    collectives_lost: str | None
+    """How many of them were not kept, as a sentence; None where all were."""
     stragglers: StragglerReport
     box: BlackBox
     findings: tuple[Finding, ...]
@@ -190,6 +192,21 @@ def _with_counters(run: LoadedRun, throughput: Throughput) -> Throughput:
     return replace(throughput, complete_steps=counted, steps=max(throughput.steps, counted))
 
 
+def _collectives_lost(run: LoadedRun) -> str | None:
+    """Say what the collectives' table lacks: the processes counted each, whatever was kept."""
+    if run.counters is None:
+        return None
+    told = run.counters.filter(pl.col("kind") == "collective")
+    counted, moved = int(told["count"].sum()), int(told["bytes"].sum())
+    kept = run.collectives.filter(pl.col("end_ns").is_not_null())
+    if counted <= len(kept):
+        return None
+    return (
+        f"of {counted:,} collectives ({moved:,} bytes) that the ranks counted, {len(kept):,} "
+        f"({int(kept['bytes'].sum()):,} bytes) were kept: counts and bytes by group are those"
+    )
+
+
 def _unseen(run: LoadedRun, throughput: Throughput) -> str | None:
     """Return whose work the totals lack; None where every rank was seen."""
     world, seen = run.layout.world, throughput.ranks_seen
@@ -240,6 +257,8 @@ def report(run: Path | str | LoadedRun, *, policy: ReportPolicy | None = None) -
         missing.append("no tokens/s: the tokens of a step are not known on every rank")
     if not len(run.collectives) and run.layout.world > 1:
         missing.append("no collective was recorded")
+    lost = _collectives_lost(run)
+    missing += [] if lost is None else [lost]
     missing += run.layout.notes
     missing += stragglers.notes
     if run.clocks.unmatched:
@@ -255,6 +274,7 @@ def report(run: Path | str | LoadedRun, *, policy: ReportPolicy | None = None) -
         mfu=mfu,
         mfu_reason=reason,
         collectives=summarise(run.collectives, run.arrivals, facts),
+        collectives_lost=lost,
         stragglers=stragglers,
         box=box,
         findings=build_findings(run, throughput, stragglers, box, policy or ReportPolicy()),
