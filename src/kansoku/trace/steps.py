@@ -29,7 +29,7 @@ from kansoku.model.phase import PHASES, Phase
 from kansoku.model.run import RunFacts
 from kansoku.model.tables import table_schema
 
-__all__ = ["gc_rows", "merge_steps", "queue_rows", "step_rows"]
+__all__ = ["gc_rows", "merge_steps", "process_of", "queue_rows", "step_rows"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -44,8 +44,6 @@ _CLASSES = len(PHASES) + 1
 # Kind codes: the phases, then these.
 _KINDS = {**_PHASE_INDEX, "collective_wait": _COLLECTIVE, "evaluation": _EVALUATION}
 _SPANS_AT_ONCE = 600_000
-_PROCESS = 1 << 48
-"""Ids of a rank's second process begin here: it was started again."""
 # What is needed of a span; names, groups and dtypes of millions are not.
 _COLUMNS = [
     "run",
@@ -323,8 +321,16 @@ def _run_delays(resources: pl.DataFrame) -> pl.DataFrame:
 def _queued(resources: pl.DataFrame) -> pl.DataFrame:
     """Return where the counter was read, and in which process of its rank (``life``)."""
     known = resources.filter(pl.col("queued_ns").is_not_null() & pl.col("step").is_not_null())
-    life = pl.col("id") // _PROCESS if "id" in known.columns else pl.lit(0)
+    life = process_of("id") if "id" in known.columns else pl.lit(0)
     return known.with_columns(life=life)
+
+
+def process_of(column: str) -> pl.Expr:
+    """Return which process of its rank a span is from: 0, or more where it was started again.
+
+    An id holds the lane from bit 56 on, the process from bit 48 on, and the number below.
+    """
+    return pl.col(column) // (1 << 48) % (1 << 8)
 
 
 def _attribute(key: str) -> pl.Expr:

@@ -308,6 +308,18 @@ def test_what_an_earlier_process_of_a_rank_had_begun_is_not_its_state(tmp_path):
     )
     box = report(save(tmp_path, facts, spans)).box
     assert [rank.state.kind for rank in box.ranks] == [None, None]
+    # Ids of the native lane are higher than those of any process: rank 1 is in its last forward.
+    spans = spans.with_columns(
+        id=pl.col("id") + pl.when(pl.col("kind") == "collective").then(1 << 56).otherwise(0),
+        duration_ns=pl.when((pl.col("rank") == 1) & (pl.col("step") == 3))
+        .then(pl.when(pl.col("kind").is_in(["collective", "data_wait"])).then("duration_ns"))
+        .otherwise("duration_ns"),
+    ).filter(~((pl.col("rank") == 1) & pl.col("kind").is_in(["backward", "optimizer"])
+               & (pl.col("step") == 3)))  # fmt: skip
+    box = report(save(tmp_path / "native", facts, spans)).box
+    assert [(rank.state.kind, rank.state.step) for rank in box.ranks] == [
+        (None, 3), ("forward", 3),
+    ]  # fmt: skip
 
 
 def test_no_run_is_a_usage_error(tmp_path):

@@ -17,11 +17,9 @@ from kansoku.trace.blackbox import (
     blocked_collectives,
     last_states,
 )
+from kansoku.trace.steps import process_of
 
 __all__ = ["BlackBox", "RankState", "read_black_box"]
-
-_PROCESS = 1 << 48
-"""Ids of a rank's second process begin here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +60,9 @@ def _process(state: ProcessState | None) -> str:
 
 def _last_lives(rows: pl.DataFrame) -> pl.DataFrame:
     """Leave out what a rank's earlier processes had begun: it was started again."""
-    newest = rows["id"].max()
-    if not isinstance(newest, int) or newest < _PROCESS:
+    life = process_of("id")
+    if rows.select(life.max()).item() in {0, None}:
         return rows
-    life = pl.col("id") // _PROCESS
     return rows.filter(life == life.max().over("rank"))
 
 
