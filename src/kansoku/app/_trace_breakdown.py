@@ -19,7 +19,7 @@ from kansoku.app._trace_set import (
 )
 from kansoku.trace.kineto.breakdown import Figures
 from kansoku.trace.kineto.ranks import missing_ranks
-from kansoku.trace.kineto.report import RankBreakdown, break_down
+from kansoku.trace.kineto.report import RankBreakdown, break_down, break_down_together
 from kansoku.trace.kineto.tables import CallCost, CollectiveRow
 from kansoku.view import Block, Column, Sentence, Series, Table, Tone, View
 from kansoku.view import Line as ViewLine
@@ -565,7 +565,12 @@ def breakdown(
     (1: stay in this process); ``scheduler`` is the address of a Dask scheduler.
     """
     parts = _other_formats(paths) or map_traces(
-        break_down, paths, processes=processes, scheduler=scheduler, progress=progress
+        break_down,
+        paths,
+        processes=processes,
+        scheduler=scheduler,
+        progress=progress,
+        together=break_down_together,
     )
     claims, verdicts = rank_verdicts(parts, given_ranks(ranks))
     missing = missing_ranks(claims, verdicts)

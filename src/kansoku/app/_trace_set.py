@@ -11,7 +11,14 @@ from typing import Any, TypeVar
 
 from kansoku.app._trace_paths import readable_paths
 from kansoku.errors import DependencyError, InputError
-from kansoku.formats.kineto import KinetoTrace, Source, find_sources, rank_from_name, read_trace
+from kansoku.formats.kineto import (
+    KinetoTrace,
+    Source,
+    find_sources,
+    inflated_bytes,
+    rank_from_name,
+    read_trace,
+)
 from kansoku.trace.kineto.ranks import RankClaim, RankVerdict, resolve_ranks
 from kansoku.view.plain import plain_text
 
@@ -29,11 +36,14 @@ Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
 T = TypeVar("T")
+Together = Callable[[Sequence[KinetoTrace], Sequence[int | None]], list[T]]
 
 logger = logging.getLogger(__name__)
 
 _SMALL_BYTES = 96 << 20
 """Below this, starting processes costs more than it saves (0.5 s, as much as reading 96 MB)."""
+_TOGETHER_BYTES = 32 << 20
+"""Of text: what is kept of it takes a few MB."""
 _PRELOAD = ["kansoku.app._trace_set", "kansoku.trace.kineto.report"]
 
 
@@ -79,8 +89,11 @@ def map_traces(
     processes: int | None = None,
     scheduler: str | None = None,
     progress: Progress | None = None,
+    together: Together[T] | None = None,
 ) -> list[T]:
     """Read every trace under the paths and return ``work(trace, rank of its name)`` of each.
+
+    ``together``, where given, does the same for several small traces at once.
 
     One trace is cut into chunks over the executor; several go one by one to its workers. The
     order is that of the sources. Raises InputError where a path holds no trace or is no file,
@@ -93,12 +106,44 @@ def map_traces(
             return _some(_over_files(work, sources, executor, total, progress), paths)
         advance = _counted(progress, total)
         if executor is None:
-            found = (_read_and_work(work, source, progress=advance) for source in sources)
-            return _some([result for result in found if result is not None], paths)
+            return _some(_one_by_one(work, sources, advance, together), paths)
         trace = _read(sources[0], executor=executor, progress=advance)
     # The pool is closed by now: one large trace is analysed without its workers' memory.
     results = [] if trace is None else [work(trace, rank_from_name(sources[0].file_name))]
     return _some(results, paths)
+
+
+def _one_by_one(
+    work: Callable[[KinetoTrace, int | None], T],
+    sources: Sequence[Source],
+    advance: Callable[[int], None] | None,
+    together: Together[T] | None,
+) -> list[T]:
+    """Read and analyse in this process: each trace by itself, or small ones together."""
+    found: list[T] = []
+    for batch in [[source] for source in sources] if together is None else _small_sets(sources):
+        read = [(trace, source) for source in batch if (trace := _read(source, progress=advance))]
+        traces = [trace for trace, _ in read]
+        ranks = [rank_from_name(source.file_name) for _, source in read]
+        if together is not None and len(read) > 1:
+            found += together(traces, ranks)
+        else:
+            found += map(work, traces, ranks)
+    return found
+
+
+def _small_sets(sources: Sequence[Source]) -> list[list[Source]]:
+    """Return the sources in sets of limited size, in their order."""
+    sets: list[list[Source]] = []
+    room = 0
+    for source in sources:
+        size = inflated_bytes(source)
+        if not sets or size > room:
+            sets.append([])
+            room = _TOGETHER_BYTES
+        sets[-1].append(source)
+        room -= size
+    return sets
 
 
 def _counted(progress: Progress | None, total: int) -> Callable[[int], None] | None:

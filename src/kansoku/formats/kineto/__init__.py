@@ -8,18 +8,20 @@ from kansoku.formats.kineto._columns import NO_ID, CollectiveArguments
 from kansoku.formats.kineto._events import Damage
 from kansoku.formats.kineto._header import Metadata, rank_from_name
 from kansoku.formats.kineto._read import read_trace
-from kansoku.formats.kineto._source import Source, find_sources
-from kansoku.formats.kineto._trace import DEVICE_WORK, KinetoTrace
+from kansoku.formats.kineto._source import Source, find_sources, inflated_bytes
+from kansoku.formats.kineto._trace import DEVICE_WORK, Detail, KinetoTrace
 
 __all__ = [
     "DEVICE_WORK",
     "NO_ID",
     "CollectiveArguments",
     "Damage",
+    "Detail",
     "KinetoTrace",
     "Metadata",
     "Source",
     "find_sources",
+    "inflated_bytes",
     "rank_from_name",
     "read_trace",
 ]

@@ -18,13 +18,18 @@ from kansoku.formats.kineto._events import Damage
 from kansoku.formats.kineto._header import rank_from_name, read_metadata
 from kansoku.formats.kineto._pairs import Edge, pair
 from kansoku.formats.kineto._scan import CHUNK_BYTES, POOL_CHUNK_BYTES, Piece, split
-from kansoku.formats.kineto._source import Source, is_plain, read_blocks, read_stretch
+from kansoku.formats.kineto._source import (
+    Source,
+    inflated_bytes,
+    is_plain,
+    read_blocks,
+    read_stretch,
+)
 from kansoku.formats.kineto._trace import Detail, KinetoTrace
 
 __all__ = ["read_trace"]
 
 _GROWTH_ROWS = 1 << 16
-_GZIP_RATIO = 10
 _LIMITS = tuple((np.dtype(kind), int(np.iinfo(kind).max)) for kind in (np.int16, np.int32))
 _AHEAD = 4
 """Chunks in flight to other processes: enough to keep two cores busy, few enough for memory."""
@@ -43,7 +48,7 @@ def read_trace(
     (inflated) of each chunk done. Raises InputError where the file is no trace at all.
     """
     problems: list[str] = []
-    reader = library(_inflated_bytes(source))
+    reader = library(inflated_bytes(source))
     size = CHUNK_BYTES if executor is None else POOL_CHUNK_BYTES
     lend = executor is None
     pieces = split(read_blocks(source, problems), chunk_bytes=size, lend=lend)
@@ -71,11 +76,6 @@ def _is_local_pool(executor: Executor | None) -> bool:
     from concurrent.futures import ProcessPoolExecutor
 
     return isinstance(executor, ProcessPoolExecutor)
-
-
-def _inflated_bytes(source: Source) -> int:
-    """Return about how many bytes of text a source holds."""
-    return source.size_bytes * (_GZIP_RATIO if source.file_name.endswith(".gz") else 1)
 
 
 def _name_file(error: Exception, source: Source) -> None:

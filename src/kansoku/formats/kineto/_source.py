@@ -15,9 +15,10 @@ from isal import isal_zlib
 from kansoku.errors import InputError
 from kansoku.formats.kineto._spare import Spare
 
-__all__ = ["Source", "find_sources", "read_blocks"]
+__all__ = ["Source", "find_sources", "inflated_bytes", "is_plain", "read_blocks", "read_stretch"]
 
 _BLOCK_BYTES = 1 << 18
+_GZIP_RATIO = 10
 _MEMBER_BLOCK_BYTES = 1 << 14
 _SUFFIXES = (".json", ".json.gz", ".trace", ".trace.gz")
 _TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
@@ -99,6 +100,11 @@ def _expand(path: Path, *, named: bool = True) -> list[Source]:
     if not members:
         raise InputError("no trace files in this archive", where=str(path))
     return sorted(members, key=lambda source: source.member or "")
+
+
+def inflated_bytes(source: Source) -> int:
+    """Return about how many bytes of text a source holds."""
+    return source.size_bytes * (_GZIP_RATIO if source.file_name.endswith(".gz") else 1)
 
 
 def read_blocks(source: Source, problems: list[str]) -> Iterator[bytes | memoryview]:

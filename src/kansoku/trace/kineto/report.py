@@ -1,6 +1,8 @@
 """Everything the breakdown says of one rank, small enough to travel between processes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from kansoku.catalog.kernels import RowKind
 from kansoku.formats.kineto import KinetoTrace
@@ -9,12 +11,14 @@ from kansoku.trace.kineto.breakdown import (
     Figures,
     IdleSplit,
     StepFigures,
-    figures,
-    find_steps,
+    bounds_of_parts,
+    figures_of_parts,
     idle_split,
+    steps_of_parts,
     unions,
 )
-from kansoku.trace.kineto.rows import device_rows
+from kansoku.trace.kineto.joined import Joined, alone, join
+from kansoku.trace.kineto.rows import DeviceRows, codes_in, device_rows
 from kansoku.trace.kineto.tables import (
     CallCost,
     CollectiveRow,
@@ -23,14 +27,14 @@ from kansoku.trace.kineto.tables import (
     LaunchFigures,
     QueueRow,
     call_costs,
-    collectives,
+    collectives_of_parts,
     copies,
     kernels,
     launches,
     queues,
 )
 
-__all__ = ["RankBreakdown", "break_down"]
+__all__ = ["RankBreakdown", "break_down", "break_down_together"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,23 +74,86 @@ class RankBreakdown:
 
 def break_down(trace: KinetoTrace, named_rank: int | None = None) -> RankBreakdown:
     """Analyse one trace."""
-    rows = device_rows(trace)
+    return _of_set(alone(trace), [named_rank])[0]
+
+
+def break_down_together(
+    traces: Sequence[KinetoTrace], named_ranks: Sequence[int | None]
+) -> list[RankBreakdown]:
+    """Analyse several traces, small ones best: together they take little more than one."""
+    ranks = iter(named_ranks)
+    return [
+        part
+        for joined in join(traces)
+        for part in _of_set(joined, list(islice(ranks, len(joined.traces))))
+    ]
+
+
+def _of_set(joined: Joined, named_ranks: Sequence[int | None]) -> list[RankBreakdown]:
+    rows = device_rows(joined)
     sets = unions(rows)
-    steps = find_steps(trace, rows, sets)
-    devices = sorted(
-        {
-            device
-            for lane in set(rows.lane.tolist())
-            if (device := trace.lanes[lane][2]) is not None and device >= 0
-        }
-    )
+    return [
+        _of_part(*of_part)
+        for of_part in zip(
+            joined.traces,
+            named_ranks,
+            joined.shifts,
+            bounds_of_parts(joined, rows),
+            _devices(joined, rows),
+            steps_of_parts(joined, rows, sets),
+            zip(
+                figures_of_parts(joined, rows, sets),
+                idle_split(joined, rows, sets),
+                kernels(joined, rows),
+                copies(joined, rows),
+                launches(joined, rows),
+                queues(joined, rows),
+                call_costs(joined, rows, RowKind.ANNOTATION),
+                call_costs(joined, rows, RowKind.MODULE),
+                collectives_of_parts(joined, rows),
+                strict=True,
+            ),
+            strict=True,
+        )
+    ]
+
+
+def _devices(joined: Joined, rows: DeviceRows) -> list[list[int]]:
+    """Return the indexes of the devices of each part, ascending."""
+    found: list[set[int]] = [set() for _ in joined.traces]
+    for lane in codes_in(rows.lane):
+        device = joined.lanes[lane][2]
+        if device is not None and device >= 0:
+            found[joined.lane_part[lane]].add(device)
+    return [sorted(devices) for devices in found]
+
+
+def _of_part(
+    trace: KinetoTrace,
+    named_rank: int | None,
+    shift: int,
+    bounds: tuple[int, int] | None,
+    devices: list[int],
+    steps: list[StepFigures],
+    rest: tuple[
+        Figures,
+        IdleSplit | None,
+        list[KernelRow],
+        list[CopyRow],
+        LaunchFigures | None,
+        list[QueueRow],
+        list[CallCost],
+        list[CallCost],
+        list[CollectiveRow],
+    ],
+) -> RankBreakdown:
+    whole, idle, by_name, moved, launched, queued, annotations, modules, collective = rest
     host = None
     if trace.host_start_ns is not None and trace.host_end_ns is not None:
         host = trace.host_end_ns - trace.host_start_ns
     outside = None
-    if len(rows.start):
-        inside = sum(step.figures.busy_ns or 0 for step in steps)
-        outside = max(sets.busy.total_ns - inside, 0)
+    if whole.busy_ns is not None:
+        outside = max(whole.busy_ns - sum(step.figures.busy_ns or 0 for step in steps), 0)
     notes = list(trace.notes)
     if len(devices) > 1:
         notes.append(
@@ -99,27 +166,27 @@ def break_down(trace: KinetoTrace, named_rank: int | None = None) -> RankBreakdo
         world_size=trace.metadata.world_size,
         device_name=trace.metadata.device_name,
         base_ns=trace.base_ns,
-        start_ns=int(rows.start.min()) if len(rows.start) else None,
+        start_ns=None if bounds is None else bounds[0] - shift,
         devices=tuple(devices),
         rows=trace.rows,
         host_span_ns=host,
-        figures=figures(sets, rows),
-        idle=idle_split(trace, rows, sets),
+        figures=whole,
+        idle=idle,
         steps=tuple(steps),
         outside_steps_busy_ns=outside,
-        kernels=tuple(kernels(trace, rows)),
-        copies=tuple(copies(trace, rows)),
-        launches=launches(trace, rows),
-        queues=tuple(queues(trace, rows)),
-        annotations=tuple(call_costs(trace, rows, RowKind.ANNOTATION)),
-        modules=tuple(call_costs(trace, rows, RowKind.MODULE)),
+        kernels=tuple(by_name),
+        copies=tuple(moved),
+        launches=launched,
+        queues=tuple(queued),
+        annotations=tuple(annotations),
+        modules=tuple(modules),
         operators=tuple(
             (name, calls, total)
             for name, (calls, total, _) in sorted(
                 trace.operators.items(), key=lambda item: (-item[1][1], item[0])
             )
         ),
-        collectives=tuple(collectives(trace, rows)),
+        collectives=tuple(collective),
         incomplete=tuple(trace.problems),
         notes=tuple(notes),
     )

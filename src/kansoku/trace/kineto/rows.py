@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from kansoku.catalog.kernels import RowKind
 from kansoku.formats.kineto import KinetoTrace
+from kansoku.trace.kineto.joined import Joined
 
 __all__ = ["DeviceRows", "codes_in", "device_rows", "launch_of", "run_starts"]
 
@@ -89,8 +90,8 @@ def launch_of(columns: dict[str, NDArray[Any]], rows: NDArray[np.int32]) -> NDAr
     return found
 
 
-def device_rows(trace: KinetoTrace) -> DeviceRows:
-    """Return the device work of a trace with its launches."""
+def device_rows(trace: KinetoTrace | Joined) -> DeviceRows:
+    """Return the device work of a trace, or of a set of them, with its launches."""
     columns = trace.columns
     kind = columns["kind"]
     chosen = np.flatnonzero((kind >= RowKind.COMPUTE) & (kind <= RowKind.MEMSET))

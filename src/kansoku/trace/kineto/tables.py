@@ -1,4 +1,7 @@
-"""Tables of one rank's trace: kernels, families, copies, launches, queue, modules, collectives."""
+"""Tables of traces: kernels, families, copies, launches, queue, modules, collectives.
+
+Each function takes a set of traces and returns a table for each part of it.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,6 +12,7 @@ from numpy.typing import NDArray
 
 from kansoku.catalog.kernels import RowKind, kernel_rules
 from kansoku.formats.kineto import NO_ID, CollectiveArguments, KinetoTrace
+from kansoku.trace.kineto.joined import Joined, alone, part_edges, sums_between
 from kansoku.trace.kineto.rows import DeviceRows, codes_in, run_starts
 
 __all__ = [
@@ -20,6 +24,7 @@ __all__ = [
     "QueueRow",
     "call_costs",
     "collectives",
+    "collectives_of_parts",
     "copies",
     "kernels",
     "launches",
@@ -128,12 +133,12 @@ class CollectiveRow:
     ranks: str | None
 
 
-def kernels(trace: KinetoTrace, rows: DeviceRows) -> list[KernelRow]:
+def kernels(joined: Joined, rows: DeviceRows) -> list[list[KernelRow]]:
     """Return the device work by name, longest total first."""
-    out: list[KernelRow] = []
+    out: list[list[KernelRow]] = [[] for _ in joined.traces]
     if len(rows.name) == 0:
         return out
-    key = rows.name.astype(np.int32) * 16 + rows.kind
+    key = joined.keys(rows.name, rows.lane) * 16 + rows.kind
     order = np.lexsort((rows.duration, key))
     key, duration = key[order], rows.duration[order]
     begins = run_starts(key)
@@ -151,10 +156,12 @@ def kernels(trace: KinetoTrace, rows: DeviceRows) -> list[KernelRow]:
         duration[ends - 1].tolist(),
         strict=True,
     ):
-        name = trace.names[code // 16]
+        part, name = joined.split_key(code // 16)
         word, family = _kind_words(code % 16, name)
-        out.append(KernelRow(name, word, family, calls, total, total / calls, median, low, high))
-    return sorted(out, key=lambda row: (-row.total_ns, row.name))
+        out[part].append(
+            KernelRow(name, word, family, calls, total, total / calls, median, low, high)
+        )
+    return [sorted(part, key=lambda row: (-row.total_ns, row.name)) for part in out]
 
 
 @lru_cache(maxsize=1 << 14)
@@ -171,51 +178,54 @@ def _kind_words(kind: int, name: str) -> tuple[str, str]:
             return "compute", kernel_rules().family(name)
 
 
-def copies(trace: KinetoTrace, rows: DeviceRows) -> list[CopyRow]:
+def copies(joined: Joined, rows: DeviceRows) -> list[list[CopyRow]]:
     """Return memory copies and sets by direction with their bandwidth."""
+    out: list[list[CopyRow]] = [[] for _ in joined.traces]
     chosen = np.flatnonzero((rows.kind == RowKind.MEMCPY) | (rows.kind == RowKind.MEMSET))
     if not len(chosen):
-        return []
-    mask = chosen[np.argsort(rows.name[chosen], kind="stable")]
-    names = rows.name[mask]
-    size = trace.details["bytes"].at(rows.row[mask], absent=NO_ID)
+        return out
+    keys = joined.keys(rows.name[chosen], rows.lane[chosen])
+    order = np.argsort(keys, kind="stable")
+    keys, mask = keys[order], chosen[order]
+    size = joined.details["bytes"].at(rows.row[mask], absent=NO_ID)
     launch = rows.launch[mask]
     # ROCm writes the size on the call, not on the copy.
     from_call = (size == NO_ID) & (launch >= 0)
-    size = np.where(from_call, trace.details["bytes"].at(launch, absent=NO_ID), size)
+    size = np.where(from_call, joined.details["bytes"].at(launch, absent=NO_ID), size)
     duration = rows.duration[mask].astype(np.int64)
     known = size != NO_ID
-    begins = run_starts(names)
-    out = [
-        CopyRow(
-            name=trace.names[code],
-            calls=calls,
-            bytes=moved if sized else None,
-            total_ns=total,
-            bytes_per_s=moved / time_ns * 1e9 if sized and time_ns > 0 else None,
+    begins = run_starts(keys)
+    for key, calls, sized, moved, time_ns, total in zip(
+        keys[begins].tolist(),
+        np.diff(begins, append=len(keys)).tolist(),
+        *(
+            np.add.reduceat(values, begins).tolist()
+            for values in (
+                known.astype(np.int64),
+                np.where(known, size, 0),
+                np.where(known, duration, 0),
+                duration,
+            )
+        ),
+        strict=True,
+    ):
+        part, name = joined.split_key(key)
+        out[part].append(
+            CopyRow(
+                name=name,
+                calls=calls,
+                bytes=moved if sized else None,
+                total_ns=total,
+                bytes_per_s=moved / time_ns * 1e9 if sized and time_ns > 0 else None,
+            )
         )
-        for code, calls, sized, moved, time_ns, total in zip(
-            names[begins].tolist(),
-            np.diff(begins, append=len(names)).tolist(),
-            *(
-                np.add.reduceat(values, begins).tolist()
-                for values in (
-                    known.astype(np.int64),
-                    np.where(known, size, 0),
-                    np.where(known, duration, 0),
-                    duration,
-                )
-            ),
-            strict=True,
-        )
-    ]
-    return sorted(out, key=lambda row: (-row.total_ns, row.name))
+    return [sorted(part, key=lambda row: (-row.total_ns, row.name)) for part in out]
 
 
-def launches(trace: KinetoTrace, rows: DeviceRows) -> LaunchFigures | None:
+def launches(joined: Joined, rows: DeviceRows) -> list[LaunchFigures | None]:
     """Return launch statistics; None where the file has no launch call."""
-    if not (trace.columns["kind"] == RowKind.LAUNCH).any():
-        return None
+    columns = joined.columns
+    has_calls = sums_between(columns["kind"] == RowKind.LAUNCH, joined.bounds) > 0
     matched = np.flatnonzero(rows.launch >= 0)
     matched = matched[np.argsort(rows.launch[matched], kind="stable")]
     launch = rows.launch[matched]
@@ -223,27 +233,50 @@ def launches(trace: KinetoTrace, rows: DeviceRows) -> LaunchFigures | None:
     calls = launch[begins]
     per_call = np.diff(begins, append=len(launch))
     started = rows.start[matched[begins]]
-    call_start = trace.columns["start_ns"][calls]
-    call_length = trace.columns["duration_ns"][calls]
+    call_start = columns["start_ns"][calls]
+    call_length = columns["duration_ns"][calls]
     delay = np.maximum(started - call_start, 0)
     any_call = len(calls) > 0
     work = np.add.reduceat(rows.duration[matched], begins, dtype=np.int64) if any_call else 0
-    is_graph = np.array(["GraphLaunch" in name for name in trace.names], bool)
-    graph = is_graph[trace.columns["name"][calls]]
-    median, percentile = _median_and_99th(delay) if any_call else (None, None)
-    return LaunchFigures(
-        calls=len(calls),
-        rows=len(matched),
-        graph_calls=int(np.count_nonzero(graph)),
-        graph_rows=int(per_call[graph].sum()),
-        delay_median_ns=median,
-        delay_p99_ns=percentile,
-        delay_max_ns=int(delay.max()) if any_call else None,
-        slow_delays=int(np.count_nonzero(delay > _LONG_LAUNCH_DELAY_NS)),
-        short_rows=int(np.count_nonzero(rows.duration < _SHORT_KERNEL_NS)),
-        longer_than_work=int(np.count_nonzero(call_length > work)),
-        unmatched_rows=len(rows.launch) - len(matched),
+    is_graph = np.array(["GraphLaunch" in name for name in joined.names], bool)
+    graph = is_graph[columns["name"][calls]]
+    edges, row_edges = part_edges(joined, calls), part_edges(joined, rows.row)
+    matched_of = sums_between(per_call, edges).tolist()
+    counts = zip(
+        np.diff(edges).tolist(),
+        matched_of,
+        sums_between(graph, edges).tolist(),
+        sums_between(np.where(graph, per_call, 0), edges).tolist(),
+        sums_between(delay > _LONG_LAUNCH_DELAY_NS, edges).tolist(),
+        sums_between(rows.duration < _SHORT_KERNEL_NS, row_edges).tolist(),
+        sums_between(call_length > work, edges).tolist(),
+        (np.diff(row_edges) - matched_of).tolist(),
+        strict=True,
     )
+    found: list[LaunchFigures | None] = []
+    for has, low, figures in zip(has_calls.tolist(), edges.tolist(), counts, strict=False):
+        if not has:
+            found.append(None)
+            continue
+        called, with_call, graph_calls, graph_rows, slow, short, longer, unmatched = figures
+        of_part = delay[low : low + called]
+        median, percentile = _median_and_99th(of_part) if called else (None, None)
+        found.append(
+            LaunchFigures(
+                calls=called,
+                rows=with_call,
+                graph_calls=graph_calls,
+                graph_rows=graph_rows,
+                delay_median_ns=median,
+                delay_p99_ns=percentile,
+                delay_max_ns=int(of_part.max()) if called else None,
+                slow_delays=slow,
+                short_rows=short,
+                longer_than_work=longer,
+                unmatched_rows=unmatched,
+            )
+        )
+    return found
 
 
 def _median_and_99th(values: NDArray[np.int64]) -> tuple[float, float]:
@@ -260,55 +293,64 @@ def _median_and_99th(values: NDArray[np.int64]) -> tuple[float, float]:
     return median, float(part[low] + (part[high] - part[low]) * (place - low))
 
 
-def _lane_name(trace: KinetoTrace, lane: int) -> str:
-    _, thread, device = trace.lanes[lane]
+def _lane_name(joined: Joined, lane: int) -> str:
+    _, thread, device = joined.lanes[lane]
     return thread if device is None else f"device {device} stream {thread}"
 
 
-def queues(trace: KinetoTrace, rows: DeviceRows) -> list[QueueRow]:
+def queues(joined: Joined, rows: DeviceRows) -> list[list[QueueRow]]:
     """Return the queue length of every stream: +1 at the launch call, −1 at the row's end."""
-    out = []
-    matched = rows.launch >= 0
-    for lane in codes_in(rows.lane[matched]):
-        same = matched & (rows.lane == lane)
-        start = rows.start[same]
-        times = np.concatenate(
-            (start + rows.duration[same], np.minimum(_launched(trace, rows.launch[same]), start))
-        )
-        # Ends stand first and the sort is stable: at one time a row ends before another begins.
-        order = np.argsort(times, kind="stable")
-        length = np.cumsum(np.where(order < len(start), -1, 1), dtype=np.int32)
-        times = times[order]
-        del order, start
-        span = int(times[-1] - times[0])
-        held = np.diff(times)
-        del times
-        out.append(
+    out: list[list[QueueRow]] = [[] for _ in joined.traces]
+    matched = np.flatnonzero(rows.launch >= 0)
+    if not len(matched):
+        return out
+    size, start = len(matched), rows.start[matched]
+    launched = np.minimum(joined.columns["start_ns"][rows.launch[matched]], start)
+    times = np.concatenate((start + rows.duration[matched], launched))
+    del start, launched
+    lane = np.tile(rows.lane[matched], 2)
+    # Ends stand first and the sort is stable: at one time a row ends before another begins.
+    order = np.lexsort((times, lane))
+    lane, times = lane[order], times[order]
+    # Over all streams in a row: each ends with nothing in its queue.
+    length = np.cumsum(np.where(order < size, -1, 1), dtype=np.int32)
+    del order
+    begins = run_starts(lane)
+    last = np.append(begins[1:], len(lane)) - 1
+    span = times[last] - times[begins]
+    held = np.diff(times, append=0)
+    held[last] = 0
+    del times
+    for code, some, longest, weighted, busy in zip(
+        lane[begins].tolist(),
+        span.tolist(),
+        np.maximum.reduceat(length, begins).tolist(),
+        (np.add.reduceat(held * length, begins) / np.maximum(span, 1)).tolist(),
+        (np.add.reduceat(np.where(length > 0, held, 0), begins) / np.maximum(span, 1)).tolist(),
+        strict=True,
+    ):
+        out[joined.lane_part[code]].append(
             QueueRow(
-                stream=_lane_name(trace, lane),
-                max_length=int(length.max()),
-                mean_length=float((held * length[:-1]).sum() / span) if span else 0.0,
-                busy_ratio=float(held[length[:-1] > 0].sum() / span) if span else 0.0,
+                stream=_lane_name(joined, code),
+                max_length=longest,
+                mean_length=weighted if some else 0.0,
+                busy_ratio=busy if some else 0.0,
             )
         )
-    return sorted(out, key=lambda row: row.stream)
+    return [sorted(part, key=lambda row: row.stream) for part in out]
 
 
-def _launched(trace: KinetoTrace, launch: NDArray[np.int32]) -> NDArray[np.int64]:
-    start: NDArray[np.int64] = trace.columns["start_ns"][launch]
-    return start
-
-
-def call_costs(trace: KinetoTrace, rows: DeviceRows, kind: RowKind) -> list[CallCost]:
+def call_costs(joined: Joined, rows: DeviceRows, kind: RowKind) -> list[list[CallCost]]:
     """Return host and device time by annotation (or module), longest device time first.
 
     A device row belongs to every call of this kind that was open on the launching thread when it
     was launched; calls of one name inside each other count once.
     """
-    columns = trace.columns
+    out: list[list[CallCost]] = [[] for _ in joined.traces]
+    columns = joined.columns
     calls = np.flatnonzero(columns["kind"] == kind)
     if not len(calls):
-        return []
+        return out
     name, lane = columns["name"][calls], columns["lane"][calls]
     start, duration = columns["start_ns"][calls], columns["duration_ns"][calls]
     order = np.lexsort((-duration, start, lane, name))
@@ -316,23 +358,23 @@ def call_costs(trace: KinetoTrace, rows: DeviceRows, kind: RowKind) -> list[Call
     begins, start, stop = _outermost(
         _either(run_starts(name), run_starts(lane)), start, start + duration[order].astype(np.int64)
     )
-    device, rows_inside = _work_inside(trace, rows, lane[begins], start, stop)
-    firsts = run_starts(name[begins])
-    out = [
-        CallCost(
-            name=trace.names[code], calls=count, host_ns=host, device_ns=work, device_rows=inside
+    device, rows_inside = _work_inside(joined, rows, lane[begins], start, stop)
+    keys = joined.keys(name, lane)
+    firsts = run_starts(keys[begins])
+    for key, count, host, work, inside in zip(
+        keys[begins[firsts]].tolist(),
+        np.diff(begins[firsts], append=len(name)).tolist(),
+        *(
+            np.add.reduceat(values, firsts).tolist()
+            for values in (stop - start, device, rows_inside)
+        ),
+        strict=True,
+    ):
+        part, text = joined.split_key(key)
+        out[part].append(
+            CallCost(name=text, calls=count, host_ns=host, device_ns=work, device_rows=inside)
         )
-        for code, count, host, work, inside in zip(
-            name[begins[firsts]].tolist(),
-            np.diff(begins[firsts], append=len(name)).tolist(),
-            *(
-                np.add.reduceat(values, firsts).tolist()
-                for values in (stop - start, device, rows_inside)
-            ),
-            strict=True,
-        )
-    ]
-    return sorted(out, key=lambda row: (-row.device_ns, -row.host_ns, row.name))
+    return [sorted(part, key=lambda row: (-row.device_ns, -row.host_ns, row.name)) for part in out]
 
 
 def _either(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -367,14 +409,14 @@ def _outermost(
 
 
 def _work_inside(
-    trace: KinetoTrace,
+    joined: Joined,
     rows: DeviceRows,
     lane: NDArray[Any],
     start: NDArray[np.int64],
     stop: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return device time and rows launched within each stretch of a host thread."""
-    columns = trace.columns
+    columns = joined.columns
     matched = np.flatnonzero(rows.launch >= 0)
     launch = rows.launch[matched]
     # Rows of the trace, launches among them, stand in order of start.
@@ -393,11 +435,17 @@ def _work_inside(
 
 def collectives(trace: KinetoTrace, rows: DeviceRows) -> list[CollectiveRow]:
     """Return every collective kernel with its size and bandwidths, in start order."""
+    return collectives_of_parts(alone(trace), rows)[0]
+
+
+def collectives_of_parts(joined: Joined, rows: DeviceRows) -> list[list[CollectiveRow]]:
+    """Return every collective kernel of each part, in start order, on the part's own clock."""
     rules = kernel_rules()
-    out = []
+    out: list[list[CollectiveRow]] = [[] for _ in joined.traces]
     chosen = rows.pick(rows.kind == RowKind.COLLECTIVE)
-    code = trace.details["collective"].at(chosen.row, absent=-1).tolist()
-    sequence = trace.details["sequence"].at(chosen.row, absent=-1).tolist()
+    code = joined.details["collective"].at(chosen.row, absent=-1).tolist()
+    sequence = joined.details["sequence"].at(chosen.row, absent=-1).tolist()
+    parts = joined.lane_part.tolist()
     for index, (start, duration, name, lane) in enumerate(
         zip(
             chosen.start.tolist(),
@@ -407,24 +455,27 @@ def collectives(trace: KinetoTrace, rows: DeviceRows) -> list[CollectiveRow]:
             strict=True,
         )
     ):
-        said = trace.collectives[code[index]] if code[index] >= 0 else None
+        part = parts[lane]
+        said = None
+        if code[index] >= 0:
+            said = joined.traces[part].collectives[code[index] - joined.collective_starts[part]]
         operation = "unknown"
         if said is not None and said.operation is not None:
             operation = rules.operation(said.operation)
         if operation == "unknown":
-            operation = rules.operation(trace.names[name])
+            operation = rules.operation(joined.names[name])
         size = _message_bytes(operation, said)
         rate = size / duration * 1e9 if size is not None and duration > 0 else None
         factor = rules.bus_factor(operation, said.group_size if said else None)
-        out.append(
+        out[part].append(
             CollectiveRow(
                 operation=operation,
                 group=said.group if said else None,
                 description=said.description if said else None,
                 group_size=said.group_size if said else None,
                 sequence=sequence[index] if sequence[index] >= 0 else None,
-                stream=_lane_name(trace, lane),
-                start_ns=start,
+                stream=_lane_name(joined, lane),
+                start_ns=start - joined.shifts[part],
                 duration_ns=duration,
                 dtype=said.dtype if said else None,
                 bytes=size,
