@@ -12,8 +12,8 @@ of a host is the median of its ranks' ends.
 
 The line is a Theil-Sen fit (median of slopes, then median of residuals): half of the ends may be
 late by any amount without moving it. What no clock does is no clock: a drift beyond
-``MAX_DRIFT_PPM`` is noise, few collectives give no estimate, and an offset within its own
-uncertainty is left out.
+``MAX_DRIFT_PPM`` is noise, few collectives give no estimate, and where no two clocks differ by more
+than chance nothing is corrected.
 """
 
 from collections import deque
@@ -101,6 +101,8 @@ class _Fit:
     matches: int = 0
     refused_slope: float | None = None
     """What no clock does."""
+    differs: bool = False
+    """The clocks differ by more than chance would make of the jitter."""
 
 
 def _line(x: Floats, y: Floats) -> _Fit:
@@ -128,10 +130,14 @@ def _line(x: Floats, y: Floats) -> _Fit:
     offset = float(np.median(rest))
     residual = float(np.median(np.abs(rest - offset)))
     middle = offset + slope * float(np.median(x))
-    if slope == 0 and abs(middle) < 3 * 1.2533 * 1.4826 * residual / np.sqrt(len(x)):
-        offset = 0.0  # no more than chance
+    chance = 3 * 1.2533 * 1.4826 * residual / np.sqrt(len(x))
     return _Fit(
-        offset=offset, slope=slope, residual=residual, matches=matches, refused_slope=refused
+        offset=offset,
+        slope=slope,
+        residual=residual,
+        matches=matches,
+        refused_slope=refused,
+        differs=bool(slope) or abs(middle) > chance,
     )
 
 
@@ -290,7 +296,7 @@ def _between_hosts(
         for host, fit in sorted(fits.items())
         if fit.refused_slope is not None
     )
-    applied = any(o.offset_ns or o.drift_ppm for o in offsets)
+    applied = any(fit.differs for fit in fits.values())
     if len(fits) < 2:
         reason = f"no two hosts share {MIN_MATCHES} collectives: nothing was estimated"
     elif applied:

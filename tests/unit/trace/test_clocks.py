@@ -138,7 +138,14 @@ def test_a_drift_that_no_clock_has_is_noise_and_said():
     assert "b seem to drift by +29,126 ppm" in note
 
 
-def test_an_offset_within_its_own_uncertainty_is_left_out():
+def test_a_reference_that_is_ahead_of_all_others_is_corrected():
+    late = {0: [5 * MS] * 20, 1: [0] * 20, 2: [0] * 20}
+    model = estimate_clocks(shared(late), nodes={0: "a", 1: "b", 2: "c"})
+    assert model.applied
+    assert [o.offset_ns for o in model.offsets] == [0, -5 * MS, -5 * MS]
+
+
+def test_differences_within_their_own_uncertainty_are_not_corrected():
     rng = np.random.default_rng(4)
     late = {rank: rng.normal(0, 3 * MS, 50).round().astype(int).tolist() for rank in range(2)}
     model = estimate_clocks(shared(late), nodes={0: "a", 1: "b"})
