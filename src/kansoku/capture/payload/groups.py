@@ -161,7 +161,9 @@ def _wrap_wait(original: Any) -> Any:
         span = 0
         try:
             # A collective that is through already makes nobody wait: nothing to record.
-            if recorder.writer is not None and not (device.is_capturing() or self.is_completed()):
+            if recorder.writer is not None and not (
+                (recorder.on_device and device.is_capturing()) or self.is_completed()
+            ):
                 span = recorder.open(_WAIT, "wait")
         except Exception:
             recorder.failed()

@@ -35,7 +35,7 @@ _clock = time.monotonic_ns
 class _State:
     """What the module wrapper looks at on every call."""
 
-    __slots__ = ("counting", "depth", "eval_trains", "last_eval", "on_device", "updates")
+    __slots__ = ("counting", "depth", "eval_trains", "last_eval", "updates")
 
     def __init__(self) -> None:
         self.depth = 0
@@ -45,8 +45,6 @@ class _State:
         self.last_eval = 0
         self.updates = 0
         """Updates seen, as far as the settling ones."""
-        self.on_device = False
-        """Whether phases have device times."""
 
 
 _state = _State()
@@ -194,7 +192,7 @@ def _forward_begins(module: Any, args: Any, kwargs: Any, grad: bool) -> int:  # 
         state.counting = census.begin(module, args, kwargs)
         if state.counting is not None:
             state.depth = 2
-        if state.on_device:
+        if recorder.on_device:
             device.begins(span)
     return span
 
@@ -223,7 +221,7 @@ def _forward_ends(span: int) -> None:
         if state.counting is not None:
             counting, state.counting = state.counting, None
             counting.end()
-        if state.on_device:
+        if RECORDER.on_device:
             device.ends(span)
         RECORDER.close(span)
     except Exception:
@@ -253,7 +251,7 @@ class _Engine:
                     RECORDER.writer.set_kind(state.last_eval, _FORWARD, 0)
                 state.eval_trains, state.last_eval = True, 0
             span = RECORDER.open(_BACKWARD, "backward")
-            if state.on_device:
+            if RECORDER.on_device:
                 device.begins(span)
         except Exception:
             RECORDER.failed()
@@ -267,7 +265,7 @@ class _Engine:
         finally:
             state.depth = depth
             try:
-                if state.on_device:
+                if RECORDER.on_device:
                     device.ends(span)
                 RECORDER.close(span)
             except Exception:
@@ -303,7 +301,7 @@ def _wrap_optimizers(torch: ModuleType) -> None:
         try:
             if state.updates < _SETTLING_UPDATES and recorder.writer is not None:
                 state.updates += 1
-                state.on_device = device.is_used()
+                recorder.on_device = device.is_used()
                 if census.settle():
                     groups.name_axes()
                     recorder.write_facts()

@@ -101,6 +101,8 @@ class Recorder:
         """Identity of the observed thread."""
         self.facts: dict[str, Any] = {"missing": [], "extra": {}, "groups": []}
         self.native: Any = None
+        self.on_device = False
+        """Whether this process uses a GPU; looked at in the first updates."""
         self.native_thread = 0
         self.before_end: list[Any] = []
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -110,9 +112,9 @@ class Recorder:
         self._child = False
         self._detach()
 
-    def _attach(self, phases: Phases) -> None:
+    def _attach(self, writer: ring.RingWriter, phases: Phases) -> None:
         """Let the hooks call the phases themselves: a call less in the training loop."""
-        self.phases = phases
+        self.phases, self.writer = phases, writer
         self.open, self.close, self.inside = phases.open, phases.close, phases.inside
         self.update_begins, self.update_ends = phases.update_begins, phases.update_ends
 
@@ -180,9 +182,16 @@ class Recorder:
         ring.format_ring(buffer, pid=os.getpid(), process_start=start, anchor=_anchor())
         self.thread = threading.get_ident()
         self.native_thread = threading.get_native_id()
-        self.writer = writer = ring.RingWriter(buffer)
+        writer = ring.RingWriter(buffer)
         now = time.monotonic_ns()
         writer.set_now(step=-1, phase=0, main_thread=self.native_thread, alive_ns=now)
+        calls = Callbacks(
+            template=self.template,
+            optimizers=self._optimizers,
+            anchor=self._refresh_anchor,
+            late=self._late,
+        )
+        self._attach(writer, make_phases(writer, self.native_thread, calls))
         rank = _integer("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
         local = _integer("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
         world = _integer("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
@@ -191,18 +200,6 @@ class Recorder:
         self.facts["python"] = platform.python_version()
         self.facts["extra"].update(gpu_facts(os.environ))
         self.write_facts()
-        self._attach(
-            make_phases(
-                writer,
-                self.native_thread,
-                Callbacks(
-                    template=self.template,
-                    optimizers=self._optimizers,
-                    anchor=self._refresh_anchor,
-                    late=self._late,
-                ),
-            )
-        )
         atexit.register(self.finish)
         if "multiprocessing" in sys.modules:  # its children leave without atexit
             from multiprocessing.util import Finalize
