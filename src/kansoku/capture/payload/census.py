@@ -1,30 +1,44 @@
-"""What the model is, from the modules that run: parameters, layers, width, tokens, model FLOPs.
+"""What the model is: parameters, layers, width, tokens, and model FLOPs of the forwards that run.
 
-Convention ``modules``: every matrix product of a linear, convolution or embedding-free projection
-counts 2 FLOPs a multiply-add from its weight's shape and the rows that enter it; every attention
-module adds 4 · batch · sequence² · width (full attention, scores and values); forward and backward
-together count three forwards; recomputation, evaluation and the optimizer count nothing.
+Model FLOPs are those of PaLM (arXiv:2204.02311, appendix B): 2 a multiply-add of every matrix
+product, convolution and attention of a forward, attention whole also where it is causal; forward
+and backward together count three forwards; recomputation, evaluation and the optimizer count
+nothing. Each rank counts its own part, so that the sum over ranks is the job's.
+
+Convention ``operators``: the products that torch's dispatcher saw, whatever called them. Convention
+``modules``, where there is no compiler: the modules that were called, as ``module_rules`` knows.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from kansoku.capture.payload import products
+from kansoku.capture.payload.module_rules import (
+    ModuleRules,
+    from_weights,
+    is_attention,
+    is_compiled,
+    is_linear,
+)
 from kansoku.capture.payload.recorder import RECORDER
+from kansoku.capture.payload.split import Split, find_split
 
-__all__ = ["CONVENTION", "begin", "settle"]
+__all__ = ["CONVENTIONS", "begin", "settle"]
 
-CONVENTION = "modules: 3 × (2 × weights × rows + 4 × batch × sequence² × width)"
+CONVENTIONS = {
+    "operators": "operators: 3 × (2 × multiply-adds of the forward's products, attention full)",
+    "modules": "modules: 3 × (2 × weights × rows + 4 × batch × sequence² × width)",
+}
 _BACKWARD_FACTOR = 3
 _SETTLING_STEPS = 4
+_MAX_TRIES = 3
+"""So often a forward is counted anew where a compiler traced in it."""
 _known: dict[tuple[Any, ...], tuple[float, float]] = {}
+_tries: dict[tuple[Any, ...], int] = {}
 _roots: dict[int, Any] = {}
 _settled = False
-
-
-def _local(tensor: Any) -> Any:
-    """Return what this rank holds of a distributed tensor."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _first_tensor(args: Any, kwargs: Any) -> Any:
@@ -76,7 +90,7 @@ def begin(module: Any, args: Any, kwargs: Any) -> Any:
 
 
 class _Count:
-    """Counts one forward of one root module as its parts are called."""
+    """Counts one forward of one root module."""
 
     def __init__(self, root: Any, key: tuple[Any, ...], tensor: Any):
         self.root = root
@@ -85,92 +99,91 @@ class _Count:
         self.rows = self.tokens or float(
             tensor.shape[0] if tensor is not None and tensor.shape else 0
         )
-        self.flops = 0.0
-        self.attention_in: set[int] = set()
         _roots.setdefault(id(root), root)
+        self.split = find_split(root)
+        self._raised = sys.exc_info()[1]
+        observer = products.observe()
+        self._by: _Operators | ModuleRules
+        if observer is not None and observer.begin(self.split.share, self.split.parts):
+            self._by = _Operators(observer, self.split, self.tokens, key[1])
+        else:
+            self._by = ModuleRules(self.tokens, key[1], self.split)
+            self._by.watch(root)
         self.see(root, (tensor,))
 
     def see(self, module: Any, args: Any) -> None:
-        """Add the FLOPs of one module call."""
-        name = type(module).__name__
-        weight = getattr(module, "weight", None)
-        if "Linear" in name or name == "Conv1D":
-            self._linear(weight, args)
-        elif name in ("Conv1d", "Conv2d", "Conv3d"):
-            self._convolution(module, weight, args)
-        if "attention" in name.lower() and id(module) not in self.attention_in:
-            self._attention(module, args)
-
-    def _linear(self, weight: Any, args: Any) -> None:
-        if weight is None or not args or not hasattr(args[0], "shape") or len(weight.shape) != 2:
-            return
-        entering = _local(args[0])
-        rows = entering.numel() / max(entering.shape[-1], 1)
-        shape = _local(weight).shape
-        self.flops += 2.0 * rows * shape[0] * shape[1]
-
-    def _convolution(self, module: Any, weight: Any, args: Any) -> None:
-        if not args or not hasattr(args[0], "shape"):
-            return
-        entering = args[0]
-        places = float(entering.shape[0])
-        sizes = zip(  # noqa: B905 - 3.9
-            entering.shape[-len(module.kernel_size) :],
-            module.kernel_size, module.stride, module.padding, module.dilation,
-        )  # fmt: skip
-        for size, kernel, stride, padding, dilation in sizes:
-            pad = padding if isinstance(padding, int) else 0
-            places *= (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
-        self.flops += 2.0 * places * _local(weight).numel()
-
-    def _attention(self, module: Any, args: Any) -> None:
-        self.attention_in.update(id(part) for part in module.modules())
-        entering = args[0] if args and hasattr(args[0], "shape") else None
-        if entering is not None and len(entering.shape) == 3:
-            batch, sequence, width = entering.shape
-        elif self.tokens and self.key[1] is not None and len(self.key[1]) >= 2:
-            batch, sequence = self.key[1][:2]
-            width = _width(module)
-        else:
-            return
-        self.flops += 4.0 * batch * sequence * sequence * width * _share(module)
+        """Look at one module call, before it."""
+        self._by.see(module, args)
 
     def end(self) -> None:
         """Keep the count for forwards of the same shapes."""
-        if not self.flops:  # compiled, or products outside any module: from the weights instead
-            self.flops = _from_weights(self.root, self.rows)
-        entry = (self.flops * _BACKWARD_FACTOR, self.tokens)
-        _known[self.key] = entry
+        flops = self._by.end()
+        if sys.exc_info()[1] is not self._raised:  # it ended by an exception: a part of a forward
+            return
+        if not flops or is_compiled(self.root):
+            flops = self._with_hidden(flops)
+        entry = (flops * _BACKWARD_FACTOR, self.tokens)
+        # While a compiler traces, it also tries out kernels: the next forward is as all others.
+        tries = _tries.get(self.key, 0)
+        if self._by.traced and tries < _MAX_TRIES:
+            _tries[self.key] = tries + 1
+        else:
+            _known[self.key] = entry
         RECORDER.phases.flops += entry[0]
         RECORDER.phases.tokens += entry[1]
 
-
-def _share(module: Any) -> float:
-    """Return the part of the heads that this rank computes: local over whole weights."""
-    for part in module.modules():
-        weight = getattr(part, "weight", None)
-        if weight is not None and hasattr(weight, "to_local") and weight.numel():
-            return float(weight.to_local().numel() / weight.numel())
-    return 1.0
-
-
-def _width(module: Any) -> int:
-    for part in module.modules():
-        weight = getattr(part, "weight", None)
-        if weight is not None and len(weight.shape) == 2:
-            return int(weight.shape[1])
-    return 0
+    def _with_hidden(self, flops: float) -> float:
+        """Return the FLOPs where a compiler's own kernels may hide most products, or attention."""
+        attention = 0.0
+        if not self._by.saw_attention:
+            named = ModuleRules(self.tokens, self.key[1], self.split)
+            named.see_attention(self.root)
+            attention = named.end()
+        linear = from_weights(self.root, self.rows, self.split)
+        return (linear if 2 * flops < linear else flops) + attention
 
 
-def _from_weights(root: Any, rows: float) -> float:
-    total = 0.0
-    counted: set[int] = set()
-    for module in root.modules():
-        weight = getattr(module, "weight", None)
-        if "Linear" in type(module).__name__ and weight is not None and id(module) not in counted:
-            counted.add(id(module))
-            total += 2.0 * rows * _local(weight).numel()
-    return total
+class _Operators:
+    """The products that the dispatcher saw, and what modules with kernels of their own hide."""
+
+    def __init__(self, observer: Any, split: Split, tokens: float, shape: Any):
+        self.traced = self.saw_attention = False
+        self._observer = observer
+        self._hidden = ModuleRules(tokens, shape, split)
+        self._linear: tuple[Any, Any, float] | None = None
+        self._attention: tuple[Any, Any, float] | None = None
+        self._inside: set[int] = set()
+
+    def see(self, module: Any, args: Any) -> None:
+        """Note a module in which products are expected, and look into the one before."""
+        if is_linear(module) and not any(True for _ in module.children()):
+            self._linear_ends(self._observer.read())
+            self._linear = (module, args, self._observer.read().matrixes)
+        elif self._linear is not None:
+            self._linear_ends(self._observer.read())
+        if is_attention(module) and id(module) not in self._inside:
+            self._attention_ends(self._observer.read())
+            self._inside = {id(part) for part in module.modules()}
+            self._attention = (module, args, self._observer.read().attentions)
+
+    def end(self) -> float:
+        """Stop, and return the FLOPs of the forward."""
+        seen = self._observer.read()
+        self._observer.end()
+        self._linear_ends(seen)
+        self._attention_ends(seen)
+        self.traced, self.saw_attention = seen.traced > 0, seen.attentions > 0
+        return float(seen.matrix + seen.attention + self._hidden.end())
+
+    def _linear_ends(self, seen: Any) -> None:
+        pending, self._linear = self._linear, None
+        if pending is not None and seen.matrixes == pending[2] and not seen.traced:
+            self._hidden.see(pending[0], pending[1])
+
+    def _attention_ends(self, seen: Any) -> None:
+        pending, self._attention = self._attention, None
+        if pending is not None and seen.attentions == pending[2] and not seen.traced:
+            self._hidden.see(pending[0], pending[1])
 
 
 def settle() -> bool:
@@ -193,7 +206,8 @@ def settle() -> bool:
     _settled = True
     facts["parameters"] = _parameters()
     facts["layers"], facts["hidden"] = _shape()
-    facts["extra"]["flops_convention"] = CONVENTION
+    by = "modules" if products.observe() is None else "operators"
+    facts["extra"]["flops_convention"] = CONVENTIONS[by]
     facts["extra"]["model"] = " + ".join(sorted({type(_bare(r)).__name__ for r in _roots.values()}))
     facts["device"], facts["extra"]["precision"] = _device()
     if not RECORDER.phases.tokens:
