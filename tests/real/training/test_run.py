@@ -73,7 +73,7 @@ def test_a_script_without_distributed(tmp_path):
     assert data.facts.exit_code == 0
     assert data.facts.command == (sys.executable, str(path))
     assert data.facts.ranks[0].parameters == 81
-    assert data.peak["source"].startswith("measured: matrix product")
+    assert data.peak["source"].startswith("measured: float32 matrix product of 256×256 on one core")
     assert len(read_run(tmp_path / "off").spans) == 0
     assert "kansoku: no report: no process of the job was observed" in off.stderr
     run_json = json.loads((tmp_path / "off" / "run.json").read_text())
