@@ -15,6 +15,16 @@ WIDTH, TOKENS = 32, 4 * 16
 IDS = torch.zeros(4, 16, dtype=torch.long)
 
 
+class Step:
+    """What a step adds up."""
+
+    flops = tokens = 0.0
+
+    def work(self, flops, tokens):
+        self.flops += flops
+        self.tokens += tokens
+
+
 @pytest.fixture(params=["operators", "modules"])
 def by(request, monkeypatch):
     monkeypatch.setenv("KANSOKU_CACHE_DIR", str(CACHE))
@@ -24,7 +34,8 @@ def by(request, monkeypatch):
     monkeypatch.setattr(products, "_products", None)
     for name in ("_known", "_tries", "_roots"):
         monkeypatch.setattr(census, name, {})
-    phases = SimpleNamespace(flops=0.0, tokens=0.0)
+    monkeypatch.setattr(census, "_last", (None, None, 0.0, 0.0), raising=False)
+    phases = Step()
     recorder = SimpleNamespace(phases=phases, miss=lambda _: None)
     monkeypatch.setattr(census, "RECORDER", recorder)
     monkeypatch.setattr(products, "RECORDER", recorder)

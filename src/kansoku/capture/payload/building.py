@@ -7,6 +7,7 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ import sysconfig
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["built", "cache_folder", "compiler", "extension"]
+__all__ = ["against_torch", "built", "cache_folder", "compiler", "extension"]
 
 _TIMEOUT_S = 180
 
@@ -105,3 +106,24 @@ def extension(source: str, module: str) -> Any:
     made = importlib.util.module_from_spec(spec)
     loader.exec_module(made)
     return made
+
+
+def against_torch(torch: Any, source: str, stem: str, note: str) -> str:
+    """Return the path of the library built from one C++ file against this very torch."""
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)  # noqa: SLF001 - the only place it is told
+    version = str(torch.__version__)
+    root = os.path.dirname(os.path.abspath(torch.__file__))
+    # torch is built with NDEBUG, on which members of its classes depend.
+    defined = (f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-DNDEBUG", "-DUSE_DISTRIBUTED", "-DUSE_C10D")
+
+    def commands(path: str, target: str) -> list[list[str]]:
+        command = [
+            *compiler("CXX", "c++", "g++", "clang++"), "-O2", "-shared", "-fPIC", "-w", *defined,
+            "-I", os.path.join(root, "include"),
+            "-I", os.path.join(root, "include", "torch", "csrc", "api", "include"),
+            path, "-o", target, "-L", os.path.join(root, "lib"), "-ltorch_cpu", "-lc10",
+        ]  # fmt: skip
+        return [[*command, standard] for standard in ("-std=c++20", "-std=c++17")]
+
+    facts = (version, torch.version.git_version, defined, platform.machine())
+    return built(source, f"{stem}-{version}", facts, commands, note)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 from typing import Any
 
 from kansoku.capture.payload import building
@@ -31,23 +30,8 @@ _DTYPES = {
 
 def build(torch: Any) -> str:
     """Return the path of the recorder for this torch, compiling it if it is not there yet."""
-    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)  # noqa: SLF001 - the only place it is told
-    version = str(torch.__version__)
-    root = os.path.dirname(os.path.abspath(torch.__file__))
-
-    def commands(path: str, target: str) -> list[list[str]]:
-        command = [
-            *building.compiler("CXX", "c++", "g++", "clang++"), "-O2", "-shared", "-fPIC", "-w",
-            f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-DUSE_DISTRIBUTED", "-DUSE_C10D",
-            "-I", os.path.join(root, "include"),
-            "-I", os.path.join(root, "include", "torch", "csrc", "api", "include"),
-            path, "-o", target, "-L", os.path.join(root, "lib"), "-ltorch_cpu", "-lc10",
-        ]  # fmt: skip
-        return [[*command, standard] for standard in ("-std=c++20", "-std=c++17")]
-
-    facts = (version, torch.version.git_version, abi, platform.machine())
     note = "kansoku: compiling the collective recorder for this torch, once"
-    return building.built("recorder.cpp", f"recorder-{version}", facts, commands, note)
+    return building.against_torch(torch, "recorder.cpp", "recorder", note)
 
 
 def load(torch: Any) -> Any:
