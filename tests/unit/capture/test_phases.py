@@ -96,6 +96,7 @@ class Side:
             one.update_ends(self.optimizers[number % 2])
         elif action == "flops":
             one.flops += number
+            one.work(2.0, float(number))
             one.tokens = float(number)
         elif action == "leave":
             one.leave()
@@ -200,6 +201,8 @@ def test_the_run_queue_is_read(tmp_path):
         lambda one: one.close(),
         lambda one: one.close(-1),
         lambda one: one.update_begins(),
+        lambda one: one.work(1.0),
+        lambda one: one.work("1", 2.0),
         lambda one: one.record(b"short", 1, 1, 1),
         lambda one: one.complete(99, 1, 1, 1),
     ],

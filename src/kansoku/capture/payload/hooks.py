@@ -189,11 +189,11 @@ def _forward_begins(module: Any, args: Any, kwargs: Any, grad: bool) -> int:  # 
         return 0
     span = recorder.open(_FORWARD, name)
     if span:
+        if recorder.on_device:
+            device.begins(span)
         state.counting = census.begin(module, args, kwargs)
         if state.counting is not None:
             state.depth = 2
-        if recorder.on_device:
-            device.begins(span)
     return span
 
 

@@ -481,6 +481,18 @@ static PyObject* phases_update_ends(Phases* self, PyObject* const* args, Py_ssiz
   Py_RETURN_NONE;
 }
 
+static PyObject* phases_work(Phases* self, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "work(flops, tokens)");
+    return NULL;
+  }
+  double flops = PyFloat_AsDouble(args[0]), tokens = PyFloat_AsDouble(args[1]);
+  if (PyErr_Occurred()) return NULL;
+  self->flops += flops;
+  self->tokens += tokens;
+  Py_RETURN_NONE;
+}
+
 static PyObject* phases_starts(Phases* self, PyObject* ignored) {
   (void)ignored;
   uint64_t made = self->starts_made, first = made > kStarts ? made - kStarts : 0;
@@ -627,6 +639,7 @@ static PyMethodDef phases_methods[] = {
     {"inside", (PyCFunction)phases_inside, METH_O, NULL},
     {"update_begins", FAST(phases_update_begins), NULL},
     {"update_ends", FAST(phases_update_ends), NULL},
+    {"work", FAST(phases_work), NULL},
     {"starts", (PyCFunction)phases_starts, METH_NOARGS, NULL},
     {"record", (PyCFunction)phases_record, METH_VARARGS, NULL},
     {"complete", (PyCFunction)phases_complete, METH_VARARGS, NULL},

@@ -151,6 +151,11 @@ class Phases:
         """Return (number, start in monotonic ns) of the newest steps, 4,096 at most."""
         return list(self._starts)
 
+    def work(self, flops: float, tokens: float) -> None:
+        """Add what a forward computes and reads to the open step."""
+        self.flops += flops
+        self.tokens += tokens
+
     # -- phases -------------------------------------------------------------------------------
 
     def open(self, kind: int, name: str, flags: int = 0, attributes: str = "") -> int:
