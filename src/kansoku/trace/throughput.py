@@ -54,8 +54,9 @@ def job_steps(steps: pl.DataFrame, clocks: ClockModel | None = None) -> pl.DataF
     rank that did a step twice, having been started again, the later one counts.
     """
     start = pl.col("start_ns") if clocks is None else clocks.corrected("start_ns")
+    if steps["step"].null_count() or steps["duration_ns"].null_count():
+        steps = steps.drop_nulls(["step", "duration_ns"])  # a copy: only where it must be
     ends = steps.with_columns(start_ns=start, end_ns=start + pl.col("duration_ns"))
-    ends = ends.filter(pl.col("step").is_not_null() & pl.col("duration_ns").is_not_null())
     key = pl.col("rank").cast(pl.Int64) * (1 << 32) + pl.col("step")
     if ends.select(key.n_unique()).item() < len(ends):
         ends = ends.sort("start_ns").unique(["rank", "step"], keep="last")
