@@ -10,6 +10,7 @@ block, bare or recorded, begins with a switch to and fro.
 
 import gc
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -61,6 +62,8 @@ def steps(model, optimizer, batches, count):
 def rank_main(rank, folder, ranks, rounds, profiled, layers):
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})  # as launchers bind ranks
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks
     )
