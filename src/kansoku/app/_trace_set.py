@@ -17,6 +17,7 @@ from kansoku.formats.kineto import (
     find_sources,
     inflated_bytes,
     rank_from_name,
+    read_together,
     read_trace,
 )
 from kansoku.trace.kineto.ranks import RankClaim, RankVerdict, resolve_ranks
@@ -42,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 _SMALL_BYTES = 96 << 20
 """Below this, starting processes costs more than it saves (0.5 s, as much as reading 96 MB)."""
-_TOGETHER_BYTES = 32 << 20
+_TOGETHER_BYTES = 16 << 20
 """Of text: what is kept of it takes a few MB."""
 _PRELOAD = ["kansoku.app._trace_set", "kansoku.trace.kineto.report"]
 
@@ -120,16 +121,28 @@ def _one_by_one(
     together: Together[T] | None,
 ) -> list[T]:
     """Read and analyse in this process: each trace by itself, or small ones together."""
+    if together is None:
+        results = (_read_and_work(work, source, progress=advance) for source in sources)
+        return [result for result in results if result is not None]
     found: list[T] = []
-    for batch in [[source] for source in sources] if together is None else _small_sets(sources):
-        read = [(trace, source) for source in batch if (trace := _read(source, progress=advance))]
-        traces = [trace for trace, _ in read]
-        ranks = [rank_from_name(source.file_name) for _, source in read]
-        if together is not None and len(read) > 1:
-            found += together(traces, ranks)
-        else:
-            found += map(work, traces, ranks)
+    for batch in _small_sets(sources):
+        traces, ranks = _read_set(batch, advance)
+        found += together(traces, ranks) if len(traces) > 1 else map(work, traces, ranks)
     return found
+
+
+def _read_set(
+    sources: Sequence[Source], advance: Callable[[int], None] | None
+) -> tuple[list[KinetoTrace], list[int | None]]:
+    """Return the traces of some sources and the ranks of their names."""
+    ranks = [rank_from_name(source.file_name) for source in sources]
+    if len(sources) > 1 and (traces := read_together(sources)) is not None:
+        if advance is not None:
+            advance(sum(source.size_bytes for source in sources))
+        return traces, ranks
+    read = [_read(source, progress=advance) for source in sources]
+    known = [(trace, rank) for trace, rank in zip(read, ranks, strict=True) if trace is not None]
+    return [trace for trace, _ in known], [rank for _, rank in known]
 
 
 def _small_sets(sources: Sequence[Source]) -> list[list[Source]]:

@@ -9,6 +9,7 @@ from kansoku.formats.kineto._events import Damage
 from kansoku.formats.kineto._header import Metadata, rank_from_name
 from kansoku.formats.kineto._read import read_trace
 from kansoku.formats.kineto._source import Source, find_sources, inflated_bytes
+from kansoku.formats.kineto._together import read_together
 from kansoku.formats.kineto._trace import DEVICE_WORK, Detail, KinetoTrace
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "find_sources",
     "inflated_bytes",
     "rank_from_name",
+    "read_together",
     "read_trace",
 ]

@@ -233,7 +233,8 @@ def _columns(decoded: Decoded, *, exact: bool) -> Batch:
         start, duration = start[chosen], duration[chosen]
     sums, op_start, op_end = _operator_sums(operators, set_aside)
     built = _build(kept, row_kinds, start, duration)
-    edges = [op_start, op_end, *host_edges(built[0]["kind"], start, duration)]
+    whole = np.array((0, len(start)), np.int64)
+    edges = [op_start, op_end, *host_edges(built[0]["kind"], start, duration, whole)[0]]
     known = [edge for edge in edges if edge is not None]
     return Batch(
         columns=built[0],
@@ -264,15 +265,39 @@ _Built = tuple[
 ]
 
 
+Edges = tuple[int | None, int | None]
+
+
 def host_edges(
-    kind: NDArray[np.uint8], start: NDArray[np.int64], duration: NDArray[np.int64]
-) -> tuple[int | None, int | None]:
-    """Return the first start and the last end of the host's rows, ns."""
+    kind: NDArray[np.uint8],
+    start: NDArray[np.int64],
+    duration: NDArray[np.int64],
+    files: NDArray[np.int64],
+) -> list[Edges]:
+    """Return the first start and the last end of the host's rows of each file, ns.
+
+    ``files``: first row of each file, and the number of rows.
+    """
     host = (kind == RowKind.LAUNCH) | (kind == RowKind.ANNOTATION) | (kind >= RowKind.MODULE)
-    host &= start > 0
-    if not host.any():
-        return None, None
-    return int(start[host].min()), int((start + duration)[host].max())
+    return _edges_of(np.flatnonzero(host & (start > 0)), start, duration, files)
+
+
+def _edges_of(
+    rows: NDArray[np.int64],
+    start: NDArray[np.int64],
+    duration: NDArray[np.int64],
+    files: NDArray[np.int64],
+) -> list[Edges]:
+    found: list[Edges] = [(None, None)] * (len(files) - 1)
+    cuts = np.searchsorted(rows, files)
+    some = np.flatnonzero(cuts[1:] > cuts[:-1])
+    if len(some):
+        begin = start[rows]
+        first = np.minimum.reduceat(begin, cuts[some]).tolist()
+        last = np.maximum.reduceat(begin + duration[rows], cuts[some]).tolist()
+        for file, low, high in zip(some.tolist(), first, last, strict=True):
+            found[file] = (low, high)
+    return found
 
 
 def _stamps(
@@ -355,7 +380,12 @@ def _operator_sums(
     codes = np.array([names[event.name] for event in operators], np.int64)
     if not valid.all():
         codes, start, duration = codes[valid], start[valid], duration[valid]
-    return sums_of(names, codes, start, duration)
+    whole = np.array((0, len(start)), np.int64)
+    (found,) = sums_of(names, codes, start, duration, whole)
+    return found
+
+
+Sums = tuple[dict[str, tuple[int, int, float]], int | None, int | None]
 
 
 def sums_of(
@@ -363,22 +393,30 @@ def sums_of(
     codes: NDArray[Any],
     start: NDArray[np.int64],
     duration: NDArray[np.int64],
-) -> tuple[dict[str, tuple[int, int, float]], int | None, int | None]:
-    """Return calls, total and squares by name, and the first start and last end, ns."""
-    calls = np.bincount(codes, minlength=len(names))
-    total = np.bincount(codes, weights=duration, minlength=len(names))
-    squares = np.bincount(codes, weights=duration.astype(np.float64) ** 2, minlength=len(names))
-    sums = {
-        str(name): (count, int(length), square)
-        for name, count, length, square in zip(
-            names, calls.tolist(), total.tolist(), squares.tolist(), strict=True
-        )
-        if count
-    }
-    stamped = start > 0
-    if not stamped.any():
-        return sums, None, None
-    return sums, int(start[stamped].min()), int((start + duration)[stamped].max())
+    files: NDArray[np.int64],
+) -> list[Sums]:
+    """Return calls, total and squares by name, and the first start and last end, ns, by file.
+
+    ``files``: first row of each file, and the number of rows.
+    """
+    count = len(files) - 1
+    sums: list[dict[str, tuple[int, int, float]]] = [{} for _ in range(count)]
+    texts, width = [str(name) for name in names], max(len(names), 1)
+    keys = codes if count == 1 else np.repeat(np.arange(count) * width, np.diff(files)) + codes
+    calls = np.bincount(keys)
+    total = np.bincount(keys, weights=duration)
+    squares = np.bincount(keys, weights=duration.astype(np.float64) ** 2)
+    called = np.flatnonzero(calls)
+    for key, number, length, square in zip(
+        called.tolist(),
+        calls[called].tolist(),
+        total[called].tolist(),
+        squares[called].tolist(),
+        strict=True,
+    ):
+        sums[key // width][texts[key % width]] = (number, int(length), square)
+    edges = _edges_of(np.flatnonzero(start > 0), start, duration, files)
+    return [(of_file, *its) for of_file, its in zip(sums, edges, strict=True)]
 
 
 def _build(

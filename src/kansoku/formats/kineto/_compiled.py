@@ -8,6 +8,8 @@ for all of them: most of a small trace's time would go into calls on few rows.
 import ctypes
 import functools
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,11 @@ from kansoku.formats.kineto._columns import (
     NO_ID,
     Batch,
     Codes,
+    CollectiveArguments,
     DeviceLanes,
+    Edges,
     Notes,
+    Sums,
     endless,
     host_edges,
     refined,
@@ -37,7 +42,7 @@ from kansoku.formats.kineto._events import Arguments, Damage, cut_tail
 from kansoku.formats.kineto._scan import Piece
 from kansoku.formats.kineto._spare import Spare
 
-__all__ = ["SOURCE", "Reader", "declared", "library", "readers"]
+__all__ = ["SOURCE", "FileColumns", "FileFacts", "Reader", "declared", "library", "readers"]
 
 SOURCE = Path(__file__).with_name("event_reader.c")
 _WORTH_BUILDING_BYTES = 64 << 20
@@ -79,6 +84,31 @@ def library(size_bytes: int) -> Any:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileColumns:
+    """Columns of the rows of several files, one file after the other; texts are shared."""
+
+    columns: dict[str, NDArray[Any]]
+    details: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]
+    names: list[str]
+    lanes: list[list[tuple[str, str, int | None]]]
+    """Of each file, as its rows count them."""
+    collectives: list[CollectiveArguments]
+    operators: list[dict[str, tuple[int, int, float]]]
+    host_edges: list[Edges]
+    bounds: NDArray[np.int64]
+    """First row of each file, and the number of rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    """What one file held, as its batches count it."""
+
+    rows: int
+    slices: int
+    tail: str | None
+
+
 class Reader:
     """Reads pieces one after another; their rows wait until they are taken as columns."""
 
@@ -105,11 +135,12 @@ class Reader:
         self._used = self._events = 0
         self._tail: str | None = None
         self._said: list[tuple[int, Arguments]] = []
+        self._ends: list[int] = []
 
     @property
     def waiting(self) -> bool:
         """Whether anything was read that was not taken."""
-        return self._events > 0 or self._tail is not None
+        return self._events > 0 or self._tail is not None or bool(self._ends)
 
     def has_room(self, piece: Piece) -> bool:
         """Say whether a piece may join the rows that wait; else they are to be taken first."""
@@ -187,6 +218,31 @@ class Reader:
             for row, (at, length) in zip(rows.tolist(), spots, strict=True)
         ]
 
+    def reserve(self, size: int) -> None:
+        """Make room for the pieces of so many bytes, of files that are read together."""
+        self._make_room(2 * size // _SHORTEST_SLICE_BYTES + 1)
+
+    def forget(self) -> None:
+        """Give up what waits, and the texts it brought."""
+        self._start()
+        self._spoiled = True
+
+    def end_file(self) -> FileFacts:
+        """Return what was read since the file before; the next piece is another file's."""
+        slices = self._used - (self._ends[-1] if self._ends else 0)
+        facts = FileFacts(rows=self._events, slices=slices, tail=self._tail)
+        self._ends.append(self._used)
+        self._events, self._tail = 0, None
+        return facts
+
+    def take_files(self, set_aside: Counter[str]) -> FileColumns:
+        """Return the columns of the files that wait."""
+        rows, places = self._rows[:, : self._used], self._places[: self._counts[4]]
+        files = np.array((0, *self._ends), np.int64)
+        found = _Columns(rows, self._texts, places, self._said).of_files(files, set_aside)
+        self._start()
+        return found
+
     def take(self, *, exact: bool) -> Batch:
         """Return the columns of what waits."""
         rows, places = self._rows[:, : self._used], self._places[: self._counts[4]]
@@ -204,6 +260,13 @@ def _room_for(piece: Piece) -> int:
 def readers(loaded: Any) -> Spare[Reader]:
     """Return the readers of a library; the ranks of a job say the same texts."""
     return Spare(partial(Reader, loaded))
+
+
+def _outer(*edges: Sequence[int | None]) -> Edges:
+    """Return the first start and the last end of several, None where none is known."""
+    first = [low for low, _ in edges if low is not None]
+    last = [high for _, high in edges if high is not None]
+    return min(first, default=None), max(last, default=None)
 
 
 class _Columns:
@@ -229,22 +292,46 @@ class _Columns:
         self._kind = kinds[categories]
 
     def batch(self, *, exact: bool) -> Batch:
-        kind, rows = self._kind, self._rows
+        """Return the columns of one file."""
         set_aside: Counter[str] = Counter()
+        found = self.of_files(np.array((0, self._rows.shape[1]), np.int64), set_aside)
+        (sums,), (edges,) = found.operators, found.host_edges
+        return Batch(
+            columns=found.columns,
+            details=found.details,
+            names=found.names,
+            lanes=found.lanes[0],
+            collectives=found.collectives,
+            operators=sums,
+            python_rows=int((self._kind == RowKind.PYTHON).sum()),
+            rows=0,
+            slices=self._rows.shape[1],
+            set_aside=set_aside,
+            host_start_ns=edges[0],
+            host_end_ns=edges[1],
+            damage=Damage(),
+            tail=None,
+            exact=exact,
+            edges=[],
+        )
+
+    def of_files(self, files: Rows, set_aside: Counter[str]) -> FileColumns:
+        """Return the columns of several files; ``files``: first row of each, and of rows all."""
+        rows = self._rows
         used = self._used()
         beyond = endless(rows[_DURATION, used], set_aside)
         if beyond.any():
             used = used[~beyond]
-        sums, *edges = self._sums(set_aside)
-        kinds = kind[used]
+        sums = self._sums(files, set_aside)
+        kinds = self._kind[used]
         start, duration = rows[_START, used], rows[_DURATION, used]
+        bounds = np.searchsorted(used, files)
         names, name = self._names(rows[_NAME, used])
-        lanes, lane = self._lanes(rows[_PLACE, used], kinds)
+        lanes, lane = self._lanes(rows[_PLACE, used], kinds, bounds)
         noted, shapes, said = self._notes(used)
         refined_kinds = refined(kinds, name, said, list(names))
-        edges += host_edges(refined_kinds, start, duration)
-        known = [edge for edge in edges if edge is not None]
-        return Batch(
+        of_host = host_edges(refined_kinds, start, duration, bounds)
+        return FileColumns(
             columns={
                 "kind": refined_kinds,
                 "name": name,
@@ -255,19 +342,11 @@ class _Columns:
             },
             details=noted.arrays(),
             names=[str(value) for value in names],
-            lanes=[(str(pid), str(tid), device) for pid, tid, device in lanes],
+            lanes=[[(str(pid), str(tid), device) for pid, tid, device in its] for its in lanes],
             collectives=list(shapes),
-            operators=sums,
-            python_rows=int((kind == RowKind.PYTHON).sum()),
-            rows=0,
-            slices=rows.shape[1],
-            set_aside=set_aside,
-            host_start_ns=min(known, default=None),
-            host_end_ns=max(known, default=None),
-            damage=Damage(),
-            tail=None,
-            exact=exact,
-            edges=[],
+            operators=[of_file for of_file, *_ in sums],
+            host_edges=[_outer(its, edges) for (_, *edges), its in zip(sums, of_host, strict=True)],
+            bounds=bounds,
         )
 
     def _used(self) -> Rows:
@@ -297,24 +376,33 @@ class _Columns:
             table[token] = names[self._texts[token]]
         return names, table[tokens]
 
-    def _sums(self, set_aside: Counter[str]) -> Any:
+    def _sums(self, files: Rows, set_aside: Counter[str]) -> list[Sums]:
         rows = self._rows
         chosen = np.flatnonzero(self._kind == RowKind.OPERATOR)
         chosen = chosen[~endless(rows[_DURATION, chosen], set_aside)]
         if not len(chosen):
-            return {}, None, None
+            return [({}, None, None) for _ in files[1:]]
         names, codes = self._names(rows[_NAME, chosen])
-        return sums_of(names, codes, rows[_START, chosen], rows[_DURATION, chosen])
+        bounds = np.searchsorted(chosen, files)
+        return sums_of(names, codes, rows[_START, chosen], rows[_DURATION, chosen], bounds)
 
-    def _lanes(self, place: Rows, kinds: NDArray[np.uint8]) -> tuple[Codes, NDArray[np.int32]]:
-        lanes = Codes()
-        of_devices = DeviceLanes(lanes)
-        table = np.zeros(2 * len(self._places), np.int32)
+    def _lanes(
+        self, place: Rows, kinds: NDArray[np.uint8], bounds: Rows
+    ) -> tuple[list[Codes], NDArray[np.int32]]:
+        """Return the lanes of each file, and of each row its lane among those."""
+        width = 2 * len(self._places)
         keys = 2 * place + _ON_DEVICE[kinds]
+        keys += np.repeat(np.arange(len(bounds) - 1) * width, np.diff(bounds))
+        lanes = [Codes() for _ in bounds[1:]]
+        of_devices = [DeviceLanes(its) for its in lanes]
+        table = np.zeros(width * len(lanes), np.int32)
         places = self._places.tolist()
         for key in _distinct(keys, len(table)):
-            said = tuple(None if at < 0 else self._texts[at] for at in places[key >> 1])
-            table[key] = of_devices[said] if key & 1 else lanes[(said[0], said[1], None)]
+            file, spot = divmod(key, width)
+            said = tuple(None if at < 0 else self._texts[at] for at in places[spot >> 1])
+            table[key] = (
+                of_devices[file][said] if key & 1 else lanes[file][(said[0], said[1], None)]
+            )
         return lanes, table[keys]
 
     def _notes(self, used: Rows) -> tuple[Notes, Codes, NDArray[np.bool_]]:

@@ -27,7 +27,7 @@ from kansoku.formats.kineto._source import (
 )
 from kansoku.formats.kineto._trace import Detail, KinetoTrace
 
-__all__ = ["read_trace"]
+__all__ = ["head_of", "read_trace", "told"]
 
 _GROWTH_ROWS = 1 << 16
 _LIMITS = tuple((np.dtype(kind), int(np.iinfo(kind).max)) for kind in (np.int16, np.int32))
@@ -291,17 +291,11 @@ class _Merger:
     ) -> KinetoTrace:
         self._pair()
         columns, details = self._sorted()
-        head = str(header.data, "utf-8", "replace")
-        metadata = read_metadata([head, self._tail or ""])
-        self.problems += problems
-        is_object = not head.lstrip("\ufeff \t\r\n").startswith("[")
-        if self._tail is None and is_object and not any("truncated" in p for p in self.problems):
-            self.problems.append("truncated: the file ends inside traceEvents")
         trace = KinetoTrace(
             file=str(source),
             rank=None,
             rank_source=None,
-            metadata=metadata,
+            metadata=read_metadata([head_of(header), self._tail or ""]),
             columns=columns,
             details=details,
             names=list(self._names),
@@ -314,11 +308,9 @@ class _Merger:
             host_end_ns=max(self._ends, default=None),
             damage=self._damage,
             set_aside=self._set_aside,
-            problems=self.problems,
+            problems=self.problems + problems,
         )
-        _say_damage(trace)
-        _set_rank(trace, source, rank)
-        return trace
+        return told(trace, source, header, self._tail, rank)
 
     def _sorted(self) -> tuple[dict[str, NDArray[Any]], dict[str, Detail]]:
         """Return columns and details in the order of the rows' starts."""
@@ -355,6 +347,23 @@ class _Merger:
 def _recode(codes: NDArray[Any], values: Iterable[Any], index: dict[Any, int]) -> NDArray[np.int32]:
     table = np.fromiter((index.setdefault(value, len(index)) for value in values), np.int32)
     return table[codes] if len(codes) else codes.astype(np.int32)
+
+
+def head_of(header: Piece) -> str:
+    """Return the text before the events."""
+    return str(header.data, "utf-8", "replace")
+
+
+def told(
+    trace: KinetoTrace, source: Source, header: Piece, tail: str | None, rank: int | None
+) -> KinetoTrace:
+    """Return a trace that says what is wrong with its file, and its rank."""
+    is_object = not head_of(header).lstrip("\ufeff \t\r\n").startswith("[")
+    if tail is None and is_object and not any("truncated" in p for p in trace.problems):
+        trace.problems.append("truncated: the file ends inside traceEvents")
+    _say_damage(trace)
+    _set_rank(trace, source, rank)
+    return trace
 
 
 def _say_damage(trace: KinetoTrace) -> None:
