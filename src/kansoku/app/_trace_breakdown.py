@@ -17,6 +17,7 @@ from kansoku.app._trace_set import (
     rank_verdicts,
     short_name,
 )
+from kansoku.catalog.kernels import kernel_rules
 from kansoku.trace.kineto.breakdown import Figures
 from kansoku.trace.kineto.ranks import missing_ranks
 from kansoku.trace.kineto.report import RankBreakdown, break_down, break_down_together
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["BreakdownResult", "breakdown"]
 
 SCHEMA = "kansoku.trace.breakdown/1"
+
+kernel_rules()  # read with the modules: no breakdown goes without them
 
 _FIGURES = ("span", "busy", "idle", "compute", "comm", "memory", "overlap", "exposed_comm")
 _FIELDS = {

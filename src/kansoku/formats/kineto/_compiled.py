@@ -287,8 +287,8 @@ class _Columns:
         self._rows, self._texts, self._places, self._said = rows, texts, places, said
         categories = rows[_CATEGORY]
         kinds = np.empty(len(texts) + 1, np.uint8)  # the last one: no category
-        for code in _distinct(categories + 1, len(texts) + 1):
-            kinds[code - 1] = KINDS[texts[code - 1] if code else None]
+        for code in _distinct(categories, len(texts) + 1):
+            kinds[code] = KINDS[texts[code] if code < len(texts) else None]
         self._kind = kinds[categories]
 
     def batch(self, *, exact: bool) -> Batch:
@@ -424,7 +424,7 @@ class _Columns:
 
 
 def _distinct(codes: NDArray[Any], size: int) -> list[int]:
-    """Return the codes that occur, ascending."""
+    """Return the codes that occur, ascending; -1 as the last of the size."""
     seen = np.zeros(size, bool)
     seen[codes] = True
     found: list[int] = np.flatnonzero(seen).tolist()

@@ -11,6 +11,7 @@
 enum { TOKENS = 1 << 15, TOKEN_SLOTS = 1 << 16, PLACES = 1 << 12, PLACE_SLOTS = 1 << 13 };
 enum { CATEGORY, NAME, PLACE, START, DURATION, CORRELATION, SIZE, ARGUMENTS, LENGTH, COLUMNS };
 enum { TEXT_BYTES = 1 << 22 };
+enum { LAST_CATEGORY, LAST_PROCESS, LAST_THREAD, LAST_TEXTS };
 enum { DEEPEST = 64, LONGEST_NUMBER = 64 };
 
 #define ABSENT INT64_MIN
@@ -29,6 +30,8 @@ struct reader {
     int32_t *places; /* tokens of process, thread, device and stream of each */
     int64_t text_bytes;
     int32_t token_count, place_count, last_place;
+    struct text last[LAST_TEXTS]; /* category, process and thread of the slice before */
+    int32_t last_tokens[LAST_TEXTS];
 };
 
 struct event {
@@ -109,6 +112,16 @@ static const uint8_t *past_number(const uint8_t *at, const uint8_t *end)
     return at - start > LONGEST_NUMBER ? NULL : at;
 }
 
+/* The same for a whole number, as most are; NULL for any other. */
+static inline const uint8_t *past_whole(const uint8_t *at, const uint8_t *end)
+{
+    const uint8_t *start = at;
+    if (at >= end || *at < '1' || *at > '9')
+        return NULL;
+    at = past_digits(at, end);
+    return at < end && at - start <= 18 && *at != '.' && *at != 'e' && *at != 'E' ? at : NULL;
+}
+
 static const uint8_t *past_word(const uint8_t *at, const uint8_t *end, const char *word, int size)
 {
     return end - at >= size && !memcmp(at, word, (size_t)size) ? at + size : NULL;
@@ -122,9 +135,10 @@ static const uint8_t *past_array(const uint8_t *at, const uint8_t *end, int dept
     if (at < end && *at == ']')
         return at + 1;
     for (;;) {
-        if (!(at = past_value(at, end, depth)))
+        const uint8_t *past = past_whole(at, end);
+        if (!past && !(past = past_value(at, end, depth)))
             return NULL;
-        at = past_space(at, end);
+        at = past_space(past, end);
         if (at >= end)
             return NULL;
         if (*at == ']')
@@ -269,7 +283,7 @@ static int is_of_collective(struct text key)
 static inline const uint8_t *take_value(const uint8_t *at, const uint8_t *end, struct text *into)
 {
     const uint8_t *start = at;
-    if (!(at = past_value(at, end, 0)))
+    if (!(at = past_whole(start, end)) && !(at = past_value(start, end, 0)))
         return NULL;
     if (into) {
         if (into->length)
@@ -396,9 +410,22 @@ static int32_t token_of(struct reader *r, struct text value)
     return r->token_count - 1;
 }
 
+/* The same for a text that is often that of the slice before. */
+static inline int32_t token_again(struct reader *r, struct text value, int field)
+{
+    struct text last = r->last[field];
+    if (last.length != value.length || !value.length ||
+        memcmp(last.start, value.start, (size_t)value.length)) {
+        r->last[field] = value;
+        r->last_tokens[field] = token_of(r, value);
+    }
+    return r->last_tokens[field];
+}
+
 static int32_t place_of(struct reader *r, const struct event *e)
 {
-    int32_t place[4] = {token_of(r, e->process), token_of(r, e->thread), token_of(r, e->device),
+    int32_t place[4] = {token_again(r, e->process, LAST_PROCESS),
+                        token_again(r, e->thread, LAST_THREAD), token_of(r, e->device),
                         token_of(r, e->stream)};
     if (place[0] < 0 || place[1] < 0 || place[2] == -2 || place[3] == -2)
         return -1;
@@ -420,7 +447,7 @@ static int32_t place_of(struct reader *r, const struct event *e)
 /* A column is `stride` numbers; `row` points at this slice's place in the first one. */
 static int put_slice(struct reader *r, const struct event *e, int64_t *row, int64_t stride)
 {
-    int32_t category = token_of(r, e->category), name = token_of(r, e->name);
+    int32_t category = token_again(r, e->category, LAST_CATEGORY), name = token_of(r, e->name);
     int32_t place = place_of(r, e);
     if (category == -2 || name < 0 || place < 0 || (category >= 0 && *e->category.start != '"'))
         return -1;

@@ -55,10 +55,10 @@ class Joined:
         found: NDArray[np.int64] = self.lane_part[lanes] * len(self.names) + names
         return found
 
-    def split_key(self, key: int) -> tuple[int, str]:
-        """Return part and name of such a number."""
-        part, name = divmod(key, max(len(self.names), 1))
-        return part, self.names[name]
+    def split_keys(self, keys: NDArray[Any]) -> tuple[list[int], list[str]]:
+        """Return parts and names of such numbers."""
+        parts, codes = np.divmod(keys, max(len(self.names), 1))
+        return parts.tolist(), [self.names[code] for code in codes.tolist()]
 
 
 def join(traces: Sequence[KinetoTrace]) -> list[Joined]:

@@ -147,8 +147,10 @@ def kernels(joined: Joined, rows: DeviceRows) -> list[list[KernelRow]]:
     totals = np.add.reduceat(duration, begins, dtype=np.int64)
     counts = ends - begins
     middles = duration[(begins + ends - 1) // 2] + duration[(begins + ends) // 2].astype(float)
-    for code, calls, total, median, low, high in zip(
-        key[begins].tolist(),
+    keys, kinds = np.divmod(key[begins], 16)
+    for part, name, kind, calls, total, median, low, high in zip(
+        *joined.split_keys(keys),
+        kinds.tolist(),
         counts.tolist(),
         totals.tolist(),
         (middles / 2).tolist(),
@@ -156,8 +158,7 @@ def kernels(joined: Joined, rows: DeviceRows) -> list[list[KernelRow]]:
         duration[ends - 1].tolist(),
         strict=True,
     ):
-        part, name = joined.split_key(code // 16)
-        word, family = _kind_words(code % 16, name)
+        word, family = _kind_words(kind, name)
         out[part].append(
             KernelRow(name, word, family, calls, total, total / calls, median, low, high)
         )
@@ -195,8 +196,8 @@ def copies(joined: Joined, rows: DeviceRows) -> list[list[CopyRow]]:
     duration = rows.duration[mask].astype(np.int64)
     known = size != NO_ID
     begins = run_starts(keys)
-    for key, calls, sized, moved, time_ns, total in zip(
-        keys[begins].tolist(),
+    for part, name, calls, sized, moved, time_ns, total in zip(
+        *joined.split_keys(keys[begins]),
         np.diff(begins, append=len(keys)).tolist(),
         *(
             np.add.reduceat(values, begins).tolist()
@@ -209,7 +210,6 @@ def copies(joined: Joined, rows: DeviceRows) -> list[list[CopyRow]]:
         ),
         strict=True,
     ):
-        part, name = joined.split_key(key)
         out[part].append(
             CopyRow(
                 name=name,
@@ -361,8 +361,8 @@ def call_costs(joined: Joined, rows: DeviceRows, kind: RowKind) -> list[list[Cal
     device, rows_inside = _work_inside(joined, rows, lane[begins], start, stop)
     keys = joined.keys(name, lane)
     firsts = run_starts(keys[begins])
-    for key, count, host, work, inside in zip(
-        keys[begins[firsts]].tolist(),
+    for part, text, count, host, work, inside in zip(
+        *joined.split_keys(keys[begins[firsts]]),
         np.diff(begins[firsts], append=len(name)).tolist(),
         *(
             np.add.reduceat(values, firsts).tolist()
@@ -370,7 +370,6 @@ def call_costs(joined: Joined, rows: DeviceRows, kind: RowKind) -> list[list[Cal
         ),
         strict=True,
     ):
-        part, text = joined.split_key(key)
         out[part].append(
             CallCost(name=text, calls=count, host_ns=host, device_ns=work, device_rows=inside)
         )
