@@ -39,7 +39,7 @@ from kansoku.formats.kineto._columns import (
     sums_of,
 )
 from kansoku.formats.kineto._events import Arguments, Damage, cut_tail
-from kansoku.formats.kineto._scan import Piece
+from kansoku.formats.kineto._scan import CHUNK_BYTES, Piece
 from kansoku.formats.kineto._spare import Spare
 
 __all__ = ["SOURCE", "FileColumns", "FileFacts", "Reader", "declared", "library", "readers"]
@@ -48,6 +48,8 @@ SOURCE = Path(__file__).with_name("event_reader.c")
 _WORTH_BUILDING_BYTES = 64 << 20
 """Reading this much saves what compiling takes (0.3 s)."""
 _SHORTEST_SLICE_BYTES = 40
+_USUAL_SLICE_BYTES = 160
+"""Files of shorter ones are not read together: room for all that may be is 2 MB a column."""
 # As in event_reader.c.
 _TOKENS, _TOKEN_SLOTS, _PLACES, _PLACE_SLOTS = 1 << 15, 1 << 16, 1 << 12, 1 << 13
 _TEXT_BYTES = 1 << 22
@@ -220,7 +222,7 @@ class Reader:
 
     def reserve(self, size: int) -> None:
         """Make room for the pieces of so many bytes, of files that are read together."""
-        self._make_room(2 * size // _SHORTEST_SLICE_BYTES + 1)
+        self._make_room((size + CHUNK_BYTES) // _USUAL_SLICE_BYTES + _WAITING_ROWS)
 
     def forget(self) -> None:
         """Give up what waits, and the texts it brought."""
