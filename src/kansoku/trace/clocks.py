@@ -100,12 +100,13 @@ def estimate_clocks(matched: pl.DataFrame, *, nodes: dict[int, str] | None = Non
     names = [(nodes or {}).get(rank, f"rank {rank}") for rank in ranks]
     number = {name: n for n, name in enumerate(dict.fromkeys(names))}
     host_of = dict(zip(ranks, (number[name] for name in names), strict=True))
-    closed = matched.filter(pl.col("end_ns").is_not_null() & (pl.col("seen") > 1))
-    if closed.is_empty():
+    # Millions of rows: what is not needed is not copied.
+    closed = matched.lazy().filter(pl.col("end_ns").is_not_null() & (pl.col("seen") > 1))
+    origin = closed.select(pl.col("end_ns").min()).collect().item()
+    if origin is None:
         reason = "no collective was seen on two ranks"
         return ClockModel(reference=None, origin_ns=0, offsets=(), applied=False, reason=reason)
-    origin = int(closed["end_ns"].min())  # type: ignore[arg-type]
-    ends = _hosts(closed, host_of, origin)
+    ends = _hosts(closed, set(matched.columns), host_of, origin)
     spread = ends.filter(pl.col("seen") > 1)["spread"].median()
     found = ClockModel(
         reference=ranks[0],
@@ -121,10 +122,11 @@ def estimate_clocks(matched: pl.DataFrame, *, nodes: dict[int, str] | None = Non
     return found if len(number) == 1 else _between_hosts(ends, host_of, list(number), found)
 
 
-def _hosts(closed: pl.DataFrame, host_of: dict[int, int], origin: int) -> pl.DataFrame:
+def _hosts(
+    closed: pl.LazyFrame, has: set[str], host_of: dict[int, int], origin: int
+) -> pl.DataFrame:
     """Return one row a collective and host: its end, its start, and what kind of operation."""
     absent = pl.lit(None, dtype=pl.Int64)
-    has = set(closed.columns)
     size = pl.col("bytes").log(2).floor() if "bytes" in has else absent
     return (
         closed.select(
@@ -147,6 +149,7 @@ def _hosts(closed: pl.DataFrame, host_of: dict[int, int], origin: int) -> pl.Dat
             spread=pl.col("end").max() - pl.col("end").min(),
             seen=pl.len(),
         )
+        .collect()
     )
 
 
