@@ -39,14 +39,18 @@ for _ in range(3):
 print(json.dumps({"spans": len(data.spans), "cpu": min(t[0] for t in times),
     "wall": min(t[1] for t in times)}))
 """
+
+
+# Its own word for its peak: what the kernel tells the parent counts the parent's memory too.
 _REPORT = """
-import json, resource, sys, time
-t = time.perf_counter()
-from kansoku.app.report import report
-answer = report(sys.argv[1]); answer.to_json(); answer.view()
-print(json.dumps({"wall": time.perf_counter() - t, "ranks": answer.run.layout.world,
-    "steps": answer.throughput.steps, "found": [s.rank for s in answer.stragglers.stragglers],
-    "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+import atexit, sys
+def tell():
+    lines = open("/proc/self/status").read().splitlines()
+    sys.stderr.write(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
+atexit.register(tell)
+from kansoku.cli import main
+sys.argv = ["kansoku", "report", sys.argv[1], "--json"]
+main()
 """
 
 
@@ -93,6 +97,17 @@ def _measure(script: str, folder: Path, **environment: str) -> dict:
     return json.loads(done.stdout)
 
 
+def _report(folder: Path) -> tuple[dict, float, int]:
+    """Return the answer of ``kansoku report --json``, its seconds and its peak memory in bytes."""
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", _REPORT, str(folder)], capture_output=True, check=False
+    )
+    wall = time.perf_counter() - start
+    assert done.returncode in {0, 1}, done.stderr  # 1: it found something
+    return json.loads(done.stdout), wall, int(done.stderr) << 10
+
+
 def reading(folder: Path) -> list[Row]:
     """Measure reading on one core."""
     for rank in range(RANKS):
@@ -132,8 +147,8 @@ def thousand_ranks(folder: Path) -> list[Row]:
     (folder / "run.json").write_text(json.dumps(run))
     write_tables(folder, steps=steps, spans=spans, ranks=facts.ranks)
     del spans, steps
-    result = _measure(_REPORT, folder)
-    assert result["found"] == [77], result
+    result, wall, peak_bytes = _report(folder)
+    assert [found["rank"] for found in result["stragglers"]] == [77], result["stragglers"]
     start = time.perf_counter()
     duckdb.sql(
         f"select kind, sum(duration_ns) from '{folder}/spans/*.parquet' group by kind"
@@ -144,10 +159,10 @@ def thousand_ranks(folder: Path) -> list[Row]:
     peer = time.perf_counter() - start
     what = f"report of {result['steps']:,} steps × {result['ranks']:,} ranks, {rows:,} spans"
     return [
-        Row(what=what, measured=result["wall"], unit="s", target="< 10",
-            peer=f"DuckDB, two sums {peer:.2f} s", met=result["wall"] < 10),
-        Row(what="its peak memory", measured=result["rss"] / 1e9, unit="GB", target="< 2",
-            met=result["rss"] < 2e9),
+        Row(what=what, measured=wall, unit="s", target="< 10",
+            peer=f"DuckDB, two sums {peer:.2f} s", met=wall < 10),
+        Row(what="its peak memory", measured=peak_bytes / 1e9, unit="GB", target="< 2",
+            met=peak_bytes < 2e9),
     ]  # fmt: skip
 
 
