@@ -569,9 +569,9 @@ def fit(pairs: Pairs, *, rare: Bools, hosts: int, reference: int) -> Lines:
     scatter = _scatter(pairs, hosts, len(rare))
     floor = 0.5 / scatter
     frame = _framed(pairs, pairs.time - centre, floor, rare, hosts, reference)
-    starts = [
-        _placed(frame, edges, scale) for scale in (*_SCALES_NS, max(float(np.median(scatter)), 1.0))
-    ]
+    wide = max(float(np.median(scatter)), 1.0)
+    scales = (*_SCALES_NS, wide) if hosts <= _FEW_HOSTS else (_SCALES_NS[0], wide)
+    starts = [_placed(frame, edges, scale) for scale in scales]
     known = ~np.isnan(starts[0].middle)
     rows = known[pairs.first] & known[pairs.second]
     if not rows.any():

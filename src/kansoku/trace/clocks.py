@@ -130,15 +130,16 @@ def _hosts(
     size = pl.col("bytes").log(2).floor() if "bytes" in has else absent
     return (
         closed.select(
-            "group",
             "sequence",
+            # Names repeat millions of times: numbered once.
+            group=pl.col("group").cast(pl.Categorical).to_physical(),
             end=(pl.col("end_ns") - origin).cast(pl.Float64),
             start=((pl.col("arrival_ns") - origin) if "arrival_ns" in has else absent).cast(
                 pl.Float64
             ),
-            op=pl.col("op") if "op" in has else pl.lit("collective"),
-            size=size.cast(pl.Float64),
-            host=pl.col("rank").replace_strict(host_of, return_dtype=pl.Int64),
+            op=(pl.col("op") if "op" in has else pl.lit("collective")).cast(pl.Categorical),
+            size=size.cast(pl.Float32),
+            host=pl.col("rank").replace_strict(host_of, return_dtype=pl.Int32),
         )
         .group_by("host", "group", "sequence")
         .agg(
@@ -156,7 +157,10 @@ def _hosts(
 def _kinds(shared: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
     """Give a number to what is of one name and size, the most frequent first, and name them."""
     # Hosts may have counted bytes differently: a collective is of one kind.
-    named = shared.with_columns(pl.col("op", "size").max().over("group", "sequence"))
+    named = shared.with_columns(
+        pl.col("op").cast(pl.String).max().over("group", "sequence"),
+        pl.col("size").max().over("group", "sequence"),
+    )
     kinds = (
         named.unique(["group", "sequence"])
         .group_by("op", "size")
