@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from kansoku.errors import InputError
 from kansoku.formats.kineto._spare import Spare
 
@@ -75,11 +77,16 @@ def middle_seam(data: bytes) -> int | None:
 _WINDOW_BYTES = CHUNK_BYTES + (512 << 10)
 
 
+def _memory(size: int) -> memoryview:
+    """Return memory that is not written to yet: a page costs what it takes to read one."""
+    return np.empty(size, np.uint8).data
+
+
 class _Window:
     """What was read and not yet given away; its memory serves all chunks."""
 
     def __init__(self) -> None:
-        self._memory = memoryview(bytearray(_WINDOW_BYTES))
+        self._memory = _memory(_WINDOW_BYTES)
         self.size = 0
 
     @property
@@ -90,7 +97,7 @@ class _Window:
     def add(self, block: bytes | memoryview) -> None:
         need = self.size + len(block)
         if need > len(self._memory):
-            grown = memoryview(bytearray(2 * need))
+            grown = _memory(2 * need)
             grown[: self.size] = self.data
             self._memory = grown
         self._memory[self.size : need] = block
@@ -99,7 +106,7 @@ class _Window:
     def shrink(self) -> None:
         """Give memory back that only an unusual file needed."""
         if len(self._memory) > 8 * _WINDOW_BYTES:
-            self._memory = memoryview(bytearray(_WINDOW_BYTES))
+            self._memory = _memory(_WINDOW_BYTES)
 
     def drop(self, size: int) -> None:
         """Give up the first bytes; views of them hold something else from now on."""

@@ -105,9 +105,10 @@ def _sorted(found: FileColumns) -> tuple[dict[str, NDArray[Any]], dict[str, Deta
     """Return columns and details in the order of file and start."""
     columns = found.columns
     columns["correlation"][columns["correlation"] == NO_ID] = -1
-    file = np.repeat(np.arange(len(found.bounds) - 1), np.diff(found.bounds))
-    keys = ("correlation", "duration_ns", "lane", "start_ns")
-    order = np.lexsort((*(columns[name] for name in keys), file))
+    file = _narrow(np.repeat(np.arange(len(found.bounds) - 1), np.diff(found.bounds)))
+    lane = _narrow(columns["lane"])
+    start, duration = columns["start_ns"], columns["duration_ns"]
+    order = np.lexsort((columns["correlation"], duration, lane, start, file))
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     details = {}
@@ -117,3 +118,9 @@ def _sorted(found: FileColumns) -> tuple[dict[str, NDArray[Any]], dict[str, Deta
         by_place = np.argsort(at, kind="stable")
         details[name] = Detail(at[by_place], values[by_place])
     return {name: values[order] for name, values in columns.items()}, details
+
+
+def _narrow(codes: NDArray[Any]) -> NDArray[Any]:
+    """Return codes in as few bits as they take: 16 are sorted in a quarter of the time of 64."""
+    found: NDArray[Any] = codes.astype(np.min_scalar_type(int(codes.max(initial=0))))
+    return found
