@@ -17,6 +17,7 @@ from unittest import mock
 import numpy as np
 from tests.labs.training import observed_environment
 
+from benchmarks.capture_cold import OPERATIONS
 from benchmarks.table import Row, print_table
 from kansoku.capture.payload.recorder import Recorder
 from kansoku.formats.run_directory import RECORD, read_run
@@ -24,6 +25,7 @@ from kansoku.model import ring
 
 SPANS = 2_000_000
 ROUNDS, PROFILED = 40, 6
+COLD_ROUNDS = 40
 
 
 def span_cost_ns():
@@ -152,6 +154,42 @@ def overhead(ranks, rounds, profiled, layers):
     )
 
 
+def cold_rows():
+    """Return what recording adds to each operation of a step with cold caches."""
+    with (
+        tempfile.TemporaryDirectory() as name,
+        tempfile.TemporaryDirectory(dir="/dev/shm") as rings,
+    ):
+        folder = Path(name)
+        environment = observed_environment(folder) | {"KANSOKU_RING_DIR": rings}
+        job = Path(__file__).with_name("capture_cold.py")
+        subprocess.run(
+            [sys.executable, str(job), name, str(COLD_ROUNDS)],
+            env=environment,
+            check=True,
+            timeout=300,
+        )
+        found = json.loads((folder / "cold.json").read_text())
+    bare, recorded, again = (
+        [value / 1e3 for value in found[mode]] for mode in ("bare", "recorded", "bare again")
+    )
+    added = [b - a for a, b in zip(bare, recorded, strict=True)]
+    noise = max(abs(b - a) for a, b in zip(bare, again, strict=True))
+    return [
+        Row(
+            what="recording one step's operations with cold caches, together",
+            measured=sum(added),
+            unit="µs",
+            target="",
+            peer=f"bare {sum(bare):.0f} µs; bare against bare differs by {noise:.1f} at most",
+        ),
+        *(
+            Row(what=f"  {what}", measured=more, unit="µs", target="", peer=f"bare {one:.0f} µs")
+            for what, more, one in zip(OPERATIONS, added, bare, strict=True)
+        ),
+    ]
+
+
 def read_speed():
     """Return million spans a CPU second into columns, and the same for NumPy's bare copy."""
     with tempfile.TemporaryDirectory() as folder:
@@ -222,6 +260,7 @@ def main():
     rows = [
         *overhead_rows(4, step_ms, wall, cpu),
         *overhead_rows(2, *overhead(2, ROUNDS, 0, 7)[:3]),
+        *cold_rows(),
         Row(
             what="torch.profiler on the same job of 4 ranks, step time",
             measured=profiler.percent,
