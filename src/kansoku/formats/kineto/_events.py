@@ -36,7 +36,7 @@ _STRETCH_BYTES = 32 << 10
 # Doubles hold microseconds to the nanosecond up to 2**43; above, stamps are read as text.
 EXACT_LIMIT_US = float(1 << 43)
 _ARRAY_END = re.compile(rb"\}\s*\](?=\s*(?:\}|,\s*\"|$))")
-_NO_MORE = re.compile(rb"\s*\]")
+_NO_MORE = re.compile(rb"\s*\](?=\s*(?:\}|,\s*\"|$))")
 _MAX_NS = 1 << 62
 _BETWEEN = b", \t\r\n"
 _BETWEEN_BYTES = frozenset(bytes([code]) for code in _BETWEEN)

@@ -392,6 +392,13 @@ def test_a_damaged_stretch_costs_only_itself(tmp_path, intact, junk, indent):
         assert lost <= 5
 
 
+def test_an_end_before_the_first_event_ends_nothing(tmp_path, intact):
+    whole = text(JOB).replace('"traceEvents": [', '"traceEvents": []', 1)
+    assert whole != text(JOB)
+    result = answer(write(tmp_path / "x.json", whole.encode()))
+    assert sum(k["calls"] for k in result["kernels"]) == sum(k["calls"] for k in intact["kernels"])
+
+
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
