@@ -74,10 +74,14 @@ def collective_rows(spans: pl.DataFrame, facts: RunFacts) -> pl.DataFrame:
     """Return collectives with a run-wide group key, one name per operation, and ``end_ns``.
 
     A collective starts when its rank issues it and ends when it completes, on whatever thread.
+    Where nobody saw it complete (on a device, say), ``untimed`` is true and the end is that of
+    issuing it.
     """
     # Columns first: a filter copies what it keeps.
     columns = ("rank", "step", "group", "sequence", "name", "start_ns", "duration_ns", "bytes")
-    rows = spans.select(*columns, "dtype", "thread", "id", "kind").filter(
+    untimed = pl.col("attributes").str.contains('"no_times":true', literal=True)
+    untimed = untimed.fill_null(value=False)
+    rows = spans.select(*columns, "dtype", "thread", "id", "kind", untimed=untimed).filter(
         (pl.col("kind") == "collective") & pl.col("rank").is_not_null()
     )
     keys = group_keys(facts)
@@ -108,6 +112,7 @@ def collective_rows(spans: pl.DataFrame, facts: RunFacts) -> pl.DataFrame:
         dtype="dtype",
         thread="thread",
         id="id",
+        untimed="untimed",
     )
 
 
@@ -116,7 +121,8 @@ def arrivals(rows: pl.DataFrame, clocks: ClockModel | None = None) -> pl.DataFra
 
     Columns added: ``arrival_ns`` and ``finish_ns`` on the reference clock, ``first_ns`` and
     ``last_ns`` (first and last arrival), ``seen`` (members matched), ``wait_ns`` (last arrival
-    minus own), ``late_ns`` (own arrival minus first). Open collectives have a null finish.
+    minus own), ``late_ns`` (own arrival minus first). Open collectives and untimed ones have a null
+    end and finish.
     """
     rows = rows.filter(
         pl.col("op").is_in(list(_SYNCHRONOUS))
@@ -126,6 +132,7 @@ def arrivals(rows: pl.DataFrame, clocks: ClockModel | None = None) -> pl.DataFra
     start, end = pl.col("start_ns"), pl.col("end_ns")
     if clocks is not None:
         start, end = clocks.corrected("start_ns"), clocks.corrected("end_ns")
+    timed = ~pl.col("untimed")
     rows = rows.select(
         "rank",
         "step",
@@ -133,9 +140,9 @@ def arrivals(rows: pl.DataFrame, clocks: ClockModel | None = None) -> pl.DataFra
         "sequence",
         "op",
         "bytes",
-        "end_ns",
         arrival_ns=start,
-        finish_ns=end,
+        end_ns=pl.when(timed).then("end_ns"),
+        finish_ns=pl.when(timed).then(end),
         # Group names repeat millions of times: numbered once, matching compares integers.
         group_number=pl.col("group").cast(pl.Categorical).to_physical(),
     )

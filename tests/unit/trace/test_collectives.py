@@ -5,6 +5,7 @@ import pytest
 
 from kansoku.model import ProcessGroup, RankFacts, RunFacts, table_schema
 from kansoku.trace.blackbox import blocked_collectives, last_states
+from kansoku.trace.clocks import estimate_clocks
 from kansoku.trace.collectives import arrivals, bus_factor, collective_rows, summarise
 from kansoku.trace.layout import group_keys, read_layout
 
@@ -58,6 +59,24 @@ def test_wait_and_transfer_by_hand():
     assert one.wait_ratio == pytest.approx(200 / 800)
     assert one.algbw_bytes_per_s == pytest.approx(4000 / 300e-9)
     assert one.busbw_bytes_per_s == pytest.approx(4000 / 300e-9)  # 2(n-1)/n is 1 for two ranks
+
+
+def test_the_end_of_issuing_is_no_end():
+    """On a device the host sees a collective issued: who came when is known, no time it took."""
+    table = spans(
+        (0, "collective", "allreduce", 100, 110, "0", 1, 1000),
+        (1, "collective", "allreduce", 300, 310, "0", 1, 1000),
+    ).with_columns(attributes=pl.lit('{"async":true,"no_times":true}'))
+    rows = collective_rows(table, TWO)
+    matched = arrivals(rows)
+    assert matched["late_ns"].to_list() == [0, 200]
+    assert matched["end_ns"].to_list() == [None, None]
+    assert not estimate_clocks(matched, nodes={0: "a", 1: "b"}).applied
+    (one,) = summarise(rows, matched, TWO)
+    assert (one.count, one.bytes) == (1, 1000)
+    assert (one.transfer_ns, one.busbw_bytes_per_s, one.wait_ratio) == (None, None, None)
+    # Nor is it still open.
+    assert not blocked_collectives(rows, TWO, last_states(table))
 
 
 @pytest.mark.parametrize(
