@@ -404,7 +404,9 @@ def save_run(folder, end_ns):
         return
     for rank, node in enumerate(("h1", "h6")):
         buffer = bytearray(1 << 17)
-        ring.format_ring(buffer, pid=rank + 1, process_start=9, anchor=(0, 0), lane_shares=(1,))
+        ring.format_ring(
+            buffer, pid=rank + 1, process_start=9, anchor=(1, 10**18), lane_shares=(1,)
+        )
         writer = ring.RingWriter(buffer)
         writer.set_ranks(rank, 0, 2)
         writer.set_facts({"node": node, "run": "r2", "groups": [{"name": "0", "ranks": [0, 1]}]})
