@@ -27,7 +27,7 @@ from kansoku.formats._ring_lives import lives, numbered_on
 from kansoku.formats._ring_newest import newest_stretches, since_all_lanes
 from kansoku.model import ring
 from kansoku.model.run import RankFacts, RunFacts
-from kansoku.model.tables import table_schema
+from kansoku.model.tables import PROCESS_SHIFT, table_schema
 
 __all__ = ["RECORD", "ProcessState", "RunData", "open_ring", "read_run"]
 
@@ -43,7 +43,6 @@ RECORD = np.dtype(
 _PHASES = ("data_wait", "forward", "backward", "optimizer", "checkpoint", "evaluation")
 _PHASE_CODES = [ring.KIND_CODES[name] for name in _PHASES]
 _COUNT_MASK = np.uint64((1 << ring.LANE_SHIFT) - 1)
-_INCARNATION_SHIFT = 48
 _STATES = {ring.OFF: "off", ring.RECORDING: "recording", ring.CLOSED: "closed"}
 _LONG = pl.Int64()
 COUNTERS_SCHEMA = {"rank": pl.Int32(), "kind": pl.String(), "count": _LONG, "bytes": _LONG}
@@ -437,7 +436,7 @@ def _columns(
     for name, base in (("step", process.step_base), ("sequence", process.sequence_base)):
         if base:
             records.add(name, base)
-    shift = incarnation << _INCARNATION_SHIFT
+    shift = incarnation << PROCESS_SHIFT
     ids = effective.astype(np.int64) + shift
     count = len(records)
     parent = records["parent"].astype(np.int64)

@@ -9,9 +9,13 @@ import polars as pl
 
 from kansoku.errors import InputError
 
-__all__ = ["TABLES", "Table", "table_schema"]
+__all__ = ["PROCESS_SHIFT", "TABLES", "Table", "table_schema"]
 
 Schema = dict[str, pl.DataType]
+
+PROCESS_SHIFT = 48
+"""A span's id holds, from this bit to that of the lane (``ring.LANE_SHIFT``), which process of its
+rank it is from: 0, or more where the rank was started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

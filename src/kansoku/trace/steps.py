@@ -26,8 +26,9 @@ import numpy.typing as npt
 import polars as pl
 
 from kansoku.model.phase import PHASES, Phase
+from kansoku.model.ring import LANE_SHIFT
 from kansoku.model.run import RunFacts
-from kansoku.model.tables import table_schema
+from kansoku.model.tables import PROCESS_SHIFT, table_schema
 
 __all__ = ["gc_rows", "merge_steps", "process_of", "queue_rows", "step_rows"]
 
@@ -326,11 +327,8 @@ def _queued(resources: pl.DataFrame) -> pl.DataFrame:
 
 
 def process_of(column: str) -> pl.Expr:
-    """Return which process of its rank a span is from: 0, or more where it was started again.
-
-    An id holds the lane from bit 56 on, the process from bit 48 on, and the number below.
-    """
-    return pl.col(column) // (1 << 48) % (1 << 8)
+    """Return which process of its rank a span is from: 0, or more where it was started again."""
+    return pl.col(column) // (1 << PROCESS_SHIFT) % (1 << (LANE_SHIFT - PROCESS_SHIFT))
 
 
 def _attribute(key: str) -> pl.Expr:

@@ -59,7 +59,7 @@ def job_steps(steps: pl.DataFrame, clocks: ClockModel | None = None) -> pl.DataF
     ends = steps.with_columns(start_ns=start, end_ns=start + pl.col("duration_ns"))
     key = pl.col("rank").cast(pl.Int64) * (1 << 32) + pl.col("step")
     if ends.select(key.n_unique()).item() < len(ends):
-        ends = ends.sort("start_ns").unique(["rank", "step"], keep="last")
+        ends = _last_of_each(ends)
     phases = [f"{p.value}_ns" for p in PHASES if f"{p.value}_ns" in steps.columns]
     return (
         ends.group_by("step")
@@ -72,6 +72,11 @@ def job_steps(steps: pl.DataFrame, clocks: ClockModel | None = None) -> pl.DataF
         )
         .sort("step")
     )
+
+
+def _last_of_each(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return one row a rank and step: the one that started last."""
+    return rows.sort("start_ns").unique(["rank", "step"], keep="last")
 
 
 def whole_steps(steps: pl.DataFrame, clocks: ClockModel | None = None) -> pl.DataFrame:
@@ -100,7 +105,7 @@ def measure(
     median = float(np.median(durations))
     rows = steps.filter(pl.col("step").is_in(used["step"].implode()))
     if len(rows) > used["ranks"].sum():
-        rows = rows.sort("start_ns").unique(["rank", "step"], keep="last")
+        rows = _last_of_each(rows)
     seen = rows["rank"].n_unique()
     total = float(rows["duration_ns"].sum())
     breakdown = {p: float(rows[f"{p.value}_ns"].sum()) / total for p in PHASES} if total else None

@@ -17,7 +17,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from kansoku.capture.payload import building
 from kansoku.capture.payload.bootstrap import warn
@@ -39,28 +39,18 @@ _STARTS = 4096
 """So many starts of steps are kept."""
 
 
-class Callbacks:
+class Callbacks(NamedTuple):
     """What phases ask of the rest of the recorder, seldom."""
 
-    __slots__ = ("anchor", "late", "optimizers", "template")
-
-    def __init__(
-        self,
-        *,
-        template: Callable[[int, str, int, str], bytes],
-        optimizers: Callable[[], list[int]],
-        anchor: Callable[[], None],
-        late: Callable[..., None],
-    ):
-        self.template = template
-        """(kind, name, flags, attributes) -> the known bytes of a record."""
-        self.optimizers = optimizers
-        """The ids of the optimizers that exist."""
-        self.anchor = anchor
-        """Refresh the pair of clocks in the ring."""
-        self.late = late
-        """Complete a record whose slot was overwritten: (id, template, step, parent, start, end,
-        CPU time, peak memory, value a, value b)."""
+    template: Callable[[int, str, int, str], bytes]
+    """(kind, name, flags, attributes) -> the known bytes of a record."""
+    optimizers: Callable[[], list[int]]
+    """The ids of the optimizers that exist."""
+    anchor: Callable[[], None]
+    """Refresh the pair of clocks in the ring."""
+    late: Callable[..., None]
+    """Complete a record whose slot was overwritten: (id, template, step, parent, start, end,
+    CPU time, peak memory, value a, value b)."""
 
 
 def queue_file(native_thread: int) -> int:
@@ -90,8 +80,8 @@ def _compiled(writer: ring.RingWriter, queue: int, callbacks: Callbacks) -> Any:
     module = building.extension("phases.c", "_kansoku_phases")
     lane = ring.read_header(writer.buffer).lanes[0]
     made = module.Phases(
-        writer.buffer, lane.offset, lane.capacity, threading.get_ident(), queue, callbacks.template,
-        callbacks.optimizers, callbacks.anchor, callbacks.late, writer._close_late,  # noqa: SLF001 - half of it
+        writer.buffer, lane.offset, lane.capacity, threading.get_ident(), queue, *callbacks,
+        writer._close_late,  # noqa: SLF001 - half of it
     )  # fmt: skip
     writer.delegate(made)
     return made
