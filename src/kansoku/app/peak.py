@@ -10,7 +10,7 @@ from kansoku.catalog.accelerators import accelerator
 from kansoku.errors import InputError
 from kansoku.model import RunFacts
 
-__all__ = ["gpu_name", "gpu_peak", "measure_cpu_peak", "run_peak"]
+__all__ = ["gpu_name", "gpu_peak", "run_peak"]
 
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float8": "fp8", "bf16": "bf16"}
 

@@ -20,7 +20,7 @@ from kansoku.capture.payload.drain import Drain
 from kansoku.errors import InputError
 from kansoku.formats.run_directory import read_run
 
-__all__ = ["RunOutcome", "measure_cpu_peak", "run"]
+__all__ = ["RunOutcome", "run"]
 
 _POLL_S = 0.1
 _LIVE_S = 1.0
