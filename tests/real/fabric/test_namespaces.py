@@ -153,17 +153,17 @@ class Located:
 
 
 def go_through(kind, lab):
-    """Inject every fault of a fabric; return what was seen until it was located twice."""
+    """Inject every fault of a fabric; return what was seen until a third window or later had it."""
     seen = {}
     for name, fault, expected in FAULTS[kind]:
         lab.wait_clear()
         found = seen[name] = Located([], time.time_ns())
         with fault(lab):
-            located = 0
-            # The window of the injection is only partly ill; a busy machine spoils others.
+            # The window of the injection is only partly ill; a busy machine spoils others, and a
+            # host that starves may have a window of little to do.
             for status in lab.windows(15):
                 found.statuses.append(status)
-                located += bool(subjects(status)) and subjects(status) <= set(expected)
+                located = subjects(status) and subjects(status) <= set(expected)
                 if located and len(found.statuses) >= 3:
                     break
         found.end_ns = time.time_ns()
@@ -221,7 +221,7 @@ def test_every_fault_is_located_within_two_windows(outcomes, kind, name):
     assert subjects(statuses[-1]) <= expected, outcomes[kind][name].story()
     prefix = {"nic": "rnic", "node": "host"}
     kinds = {prefix.get(s.split(":")[0], s.split(":")[0]) for s in expected}
-    assert statuses[-1]["verdict"] in kinds
+    assert statuses[-1]["verdict"] in kinds, outcomes[kind][name].story()
 
 
 def test_the_starved_host_shows_late_answers(outcomes):
