@@ -17,12 +17,20 @@ from kansoku.model import ring
 
 __all__ = ["Drain", "main"]
 
-_POLL_S = 0.1
+_POLL_S = 0.5
+_LOOK_S = 0.1
+"""Between two looks for the first ring."""
+_FASTEST = 40_000
+"""Records a second that a lane may get without loss: a training of 1 ms steps has 10,000."""
+_HOLE_S = 1.0
 _IDLE_S = 5.0
+_FEW, _MANY = 64, 8192
+"""Records read at once: a few first, since the job wants the caches that a megabyte takes."""
 _WORDS = ring.RECORD_BYTES // 8
 _LOST_OFFSET = 200
 _LANES_OFFSET = 256
 _KIND_OFFSET = 28
+_USED_OFFSET = 64
 _COUNT = (1 << ring.LANE_SHIFT) - 1
 
 
@@ -51,7 +59,7 @@ class _Copy:
         self.records_offset = header.records_offset
         self.next = [1] * len(self.lanes)
         self.open: list[dict[int, bytes]] = [{} for _ in self.lanes]
-        self.stalled = [0] * len(self.lanes)
+        self.stalled = [0.0] * len(self.lanes)
         self.again: list[bytes] = []
         self.lost = 0
         self.failed = 0
@@ -61,7 +69,11 @@ class _Copy:
         os.makedirs(folder, exist_ok=True)
         self.target = os.path.join(folder, os.path.basename(path))
         self.file = os.open(self.target, os.O_RDWR | os.O_CREAT, 0o644)
-        self._head = b""
+        self._head = self._body = b""
+        self.facts_offset = header.facts_offset
+        # A lane must not be overwritten between two looks; the first two lanes of a ring of 1 MiB
+        # hold 3,500 records each.
+        self.poll_s = min(_POLL_S, min(lane.capacity for lane in self.lanes) / _FASTEST)
         self._resume()
 
     def _resume(self) -> None:
@@ -125,10 +137,12 @@ class _Copy:
         """Take the records after the last one seen, in order, up to the newest."""
         lane = self.lanes[number]
         view = memoryview(self.buffer)
+        most = _FEW
         while True:
             first = self.next[number]
             slot = (first - 1) % lane.capacity
-            count = min(lane.capacity - slot, 8192)
+            count = min(lane.capacity - slot, most)
+            most = min(4 * most, _MANY)
             at = lane.offset + slot * ring.RECORD_BYTES
             raw = bytes(view[at : at + count * ring.RECORD_BYTES])
             words = memoryview(raw).cast("q")
@@ -173,13 +187,17 @@ class _Copy:
         return max(value & _COUNT for value in memoryview(area).cast("q")[0::_WORDS].tolist())
 
     def _hole(self, number: int, n: int) -> bool:
-        """Say whether a record was skipped for good: later ones are there for ten polls."""
+        """Say whether a record was skipped for good: later ones are there for a second."""
         lane = self.lanes[number]
         at = lane.offset + (n % lane.capacity) * ring.RECORD_BYTES
         following = int.from_bytes(self.buffer[at : at + 8], "little") & _COUNT
-        self.stalled[number] = self.stalled[number] + 1 if following == n + 1 else 0
-        if self.stalled[number] > 10:
-            self.stalled[number] = 0
+        now = time.monotonic()
+        if following != n + 1:
+            self.stalled[number] = 0.0
+        elif not self.stalled[number]:
+            self.stalled[number] = now
+        elif now - self.stalled[number] > _HOLE_S:
+            self.stalled[number] = 0.0
             return True
         return False
 
@@ -196,19 +214,23 @@ class _Copy:
                 del self.open[number][n]
 
     def _write_head(self) -> None:
-        """Copy header, facts and strings where they changed, with how far we came."""
-        head = bytearray(self.buffer[: self.records_offset])
+        """Copy the header with how far we came, and facts and strings where they changed."""
+        change = self.buffer[self.facts_offset : self.facts_offset + 4]
+        body = change + self.buffer[_USED_OFFSET : _USED_OFFSET + 8]
+        head = bytearray(self.buffer[: ring.HEADER_BYTES])
         head[_KIND_OFFSET : _KIND_OFFSET + 4] = (ring.LOG).to_bytes(4, "little")
         head[_LOST_OFFSET : _LOST_OFFSET + 8] = self.lost.to_bytes(8, "little")
         for number in range(len(self.lanes)):
             at = _LANES_OFFSET + number * 32 + 24
             head[at : at + 8] = (self.next[number] - 1).to_bytes(8, "little")
         new = bytes(head)
-        if new == self._head:
+        if body != self._body:
+            new += self.buffer[ring.HEADER_BYTES : self.records_offset]
+        elif new == self._head:
             return
-        same_body = self._head[ring.HEADER_BYTES :] == new[ring.HEADER_BYTES :]
-        os.pwrite(self.file, new[: ring.HEADER_BYTES] if same_body else new, 0)
-        self._head = new
+        os.pwrite(self.file, new, 0)
+        self._head = new[: ring.HEADER_BYTES]
+        self._body = b"" if change[0] & 1 else body  # odd: the facts are being written
 
     def finish(self) -> None:
         """Keep what a writer that is gone left open, too, and remove its ring."""
@@ -234,6 +256,11 @@ class Drain:
         self.copies: dict[str, _Copy] = {}
         self.refused: set[str] = set()
         self.finished: set[str] = set()
+
+    @property
+    def wait_s(self) -> float:
+        """How long the rings can be left alone."""
+        return min((copy.poll_s for copy in self.copies.values()), default=_LOOK_S)
 
     def poll(self) -> int:
         """Find new rings, copy what is new, finish those whose writer is gone."""
@@ -289,7 +316,7 @@ def main(arguments: list[str]) -> int:
                 return 0
         elif now - quiet_since > _IDLE_S and (drain.finished or now - quiet_since > 60):
             return 0
-        time.sleep(_POLL_S)
+        time.sleep(drain.wait_s)
 
 
 if __name__ == "__main__":
