@@ -19,6 +19,7 @@ from kansoku.trace.throughput import whole_steps
 __all__ = ["LiveLine", "RankNow"]
 
 _WINDOW_NS = 10_000_000_000
+_BLOCK = 1024
 _STEPS = {"rank": pl.Int32, "step": pl.Int32, "start_ns": pl.Int64, "duration_ns": pl.Int64}
 
 
@@ -115,6 +116,27 @@ def _rank_now(file: Path, now_ns: int) -> RankNow | None:
         return None
 
 
+def _since(buffer: mmap.mmap, lane: ring.Lane, since_ns: int) -> np.ndarray[Any, Any]:
+    """Return the whole records that started after a time, from the newest back.
+
+    The window is a small part of a lane, and the caches are the job's.
+    """
+    records = np.frombuffer(buffer, RECORD, lane.capacity, lane.offset)
+    # The writer notes its newest now and then; those after it stand a little further on.
+    newest = lane.head + _BLOCK // 4
+    found = [records[:0].copy()]
+    for block in range(-(-lane.capacity // _BLOCK)):
+        length = min(_BLOCK, lane.capacity - block * _BLOCK)
+        places = np.arange(newest - block * _BLOCK - length, newest - block * _BLOCK)
+        taken = records.take(places, mode="wrap")
+        fresh = taken[(taken["start_ns"] > since_ns) & (taken["id"] == taken["id_again"])]
+        found.append(fresh)
+        if len(fresh) < length // 2:
+            break
+    del records  # the map closes when no array looks at it
+    return np.concatenate(found)
+
+
 def _from_buffer(buffer: mmap.mmap, header: ring.Header, now_ns: int) -> RankNow:
     facts = ring.read_facts(buffer, header)
     since = now_ns - _WINDOW_NS
@@ -122,9 +144,7 @@ def _from_buffer(buffer: mmap.mmap, header: ring.Header, now_ns: int) -> RankNow
     steps: list[tuple[int, int, int]] = []
     first = now_ns
     for lane in header.lanes:
-        records = np.frombuffer(buffer, RECORD, lane.capacity, lane.offset)
-        fresh = records[(records["start_ns"] > since) & (records["id"] == records["id_again"])]
-        del records  # the map closes when no array looks at it
+        fresh = _since(buffer, lane, since)
         closed = fresh[fresh["duration_ns"] >= 0]
         if len(closed):
             first = min(first, int(closed["start_ns"].min()))

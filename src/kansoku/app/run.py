@@ -1,8 +1,10 @@
 """Run a job under observation: ``kansoku run``."""
 
+import contextlib
 import json
 import os
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -22,8 +24,7 @@ from kansoku.formats.run_directory import read_run
 
 __all__ = ["RunOutcome", "run"]
 
-_POLL_S = 0.1
-_LIVE_S = 1.0
+_POLL_S = 0.25
 _LAST_WORDS_S = 3.0
 _MAX_UNOBSERVED = 8
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
@@ -55,12 +56,13 @@ def run(
     out: Path | None = None,
     base_environment: Mapping[str, str] | None = None,
     say: Callable[[str], None] | None = None,
+    say_every_s: float = 1.0,
     measure_peak: bool = True,
 ) -> RunOutcome:
     """Run ``command`` with the recorder in its environment; keep its rings under ``out``.
 
-    ``say`` gets a line about the running job once a second. The job's streams are its own. Raise
-    InputError where there is no command or ``out`` holds another run.
+    ``say`` gets a line about the running job every ``say_every_s`` seconds. The job's streams are
+    its own. Raise InputError where there is no command or ``out`` holds another run.
     """
     if not command:
         raise InputError("no command to run", remedy="kansoku run -- torchrun … train.py")
@@ -88,7 +90,7 @@ def run(
         signals.deliver()
         samples = launch.out / launch.node if launch.drains else None
         with watched_resources(samples, launch.node, rings=launch.ring_dir):
-            _watch(child, launch, live, say)
+            _watch(child, launch, live, say, say_every_s)
     finally:
         signals.restore()
     killed_by = -child.returncode if child.returncode < 0 else None
@@ -337,22 +339,38 @@ def _has_terminal() -> bool:
         os.close(terminal)
 
 
+def _ended(child: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    """Wait for the end of a child, at most so long; say whether it has ended.
+
+    ``Popen.wait`` with a timeout looks a hundred times a second, on a core that the job may want.
+    """
+    try:
+        descriptor = os.pidfd_open(child.pid)
+    except (AttributeError, OSError):  # no Linux, or an old one
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout_s)
+        return child.returncode is not None
+    try:
+        select.select([descriptor], [], [], timeout_s)
+    finally:
+        os.close(descriptor)
+    return child.poll() is not None
+
+
 def _watch(
     child: subprocess.Popen[bytes],
     launch: _Launch,
     live: LiveLine | None,
     say: Callable[[str], None] | None,
+    say_every_s: float,
 ) -> None:
-    next_live = time.monotonic() + _LIVE_S
+    next_live = time.monotonic() + say_every_s
     while True:
         launch.start_drain()
-        try:
-            child.wait(_POLL_S)
+        if _ended(child, _POLL_S):
             return
-        except subprocess.TimeoutExpired:
-            pass
         if live is not None and say is not None and time.monotonic() >= next_live:
-            next_live = time.monotonic() + _LIVE_S
+            next_live = time.monotonic() + say_every_s
             line = live.read(time.monotonic_ns())
             if line:
                 say(line)

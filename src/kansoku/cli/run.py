@@ -9,7 +9,6 @@ import os
 import resource
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -20,8 +19,8 @@ from kansoku.errors import InputError
 
 __all__ = ["command"]
 
-_QUIET_S = 10.0
-"""Where stderr is no terminal, say how the job does only so often."""
+_LIVE_S, _QUIET_S = 1.0, 10.0
+"""How often to say how the job does, in a terminal and where stderr is none."""
 
 
 def command(
@@ -42,7 +41,7 @@ def command(
             f"unknown option {arguments[0]}", remedy="options stand before --; see run --help"
         )
     live = _Live()
-    outcome = run(arguments, out=out, say=live.say)
+    outcome = run(arguments, out=out, say=live.say, say_every_s=live.every_s)
     live.clear()
     if outcome.message:
         print(f"kansoku: {outcome.message}", file=sys.stderr)
@@ -72,14 +71,13 @@ class _Live:
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
-        self._last = time.monotonic()
+        self.every_s = _LIVE_S if self._terminal else _QUIET_S
 
     def say(self, line: str) -> None:
         """Show the line."""
         if self._terminal:
             print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - self._last >= _QUIET_S:
-            self._last = time.monotonic()
+        else:
             print(f"kansoku: {line}", file=sys.stderr, flush=True)
 
     def clear(self) -> None:

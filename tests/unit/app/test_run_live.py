@@ -4,7 +4,9 @@ import itertools
 
 import pytest
 
-from kansoku.app._run_live import RankNow, describe
+from kansoku.app import _run_live
+from kansoku.app._run_live import LiveLine, RankNow, describe
+from kansoku.model import ring
 
 RANK = RankNow(
     rank=0, step=7, steps=((6, 0, 50_000_000),), wait_ratio=0.1, tokens=1_000.0, flops=2e9,
@@ -48,3 +50,29 @@ def test_the_rate_is_that_of_the_wall_clock():
 
 def test_nothing_is_said_before_a_step_ended():
     assert describe([], {}) is None
+
+
+@pytest.mark.parametrize("block", [16, 100, 4096])
+def test_the_window_is_read_from_the_newest_back_over_the_seam(tmp_path, monkeypatch, block):
+    """200 steps of 100 ms in a lane of fewer: those that started within 10 s are 100."""
+    monkeypatch.setattr(_run_live, "_BLOCK", block)
+    path = tmp_path / "n1-7.ring"
+    buffer = bytearray(4_096 + 2 * 1_024 + 130 * ring.RECORD_BYTES)
+    ring.format_ring(
+        buffer, pid=7, process_start=0, anchor=(0, 10**18), lane_shares=(1,), facts_bytes=1_024,
+        strings_bytes=1_024,
+    )  # fmt: skip
+    writer = ring.RingWriter(buffer)
+    template = ring.pack_template(ring.KIND_CODES["step"], name=writer.intern("step"))
+    for step in range(200):
+        span = writer.open(template, step * 100_000_000, step, 0)
+        writer.close(span, step * 100_000_000, (step + 1) * 100_000_000, -1)
+        if step % 3 == 0:  # the writer notes its newest now and then
+            writer.set_head()
+    path.write_bytes(buffer)
+    found = _run_live._rank_now(path, 20_000_000_001)
+    assert found is not None
+    assert sorted(number for number, _, _ in found.steps) == list(range(101, 200))
+    line = LiveLine(tmp_path, None).read(20_000_000_001)
+    assert line is not None
+    assert line.split(" · ")[1] == "100.0 ms"
