@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.policy import Policy
 
-__all__ = ["NUMERICS", "kind_of", "stuck_since"]
+__all__ = ["NUMERICS", "SET_UP", "SLOW_TOLD", "kind_of", "stuck_since", "survived"]
 
 # Smaller "times" are step numbers.
 _LEAST_DATE_NS = 10**17
@@ -14,13 +14,21 @@ NUMERICS = {"app-nan-loss", "app-nan-tensor", "app-loss-spike", "fw-rerun-transi
             "fw-rerun-persistent", "fw-rerun-app", "num-repeated",
             "metric:loss or gradient norm"}  # fmt: skip
 """Rules that tell of wrong numbers."""
+SET_UP = {"net-ibv-open", "net-sockets-fallback", "net-no-gdr"}
+"""What a job's libraries say of how they were set up: it may be why a job is slow or did not start,
+and is no trouble of its own."""
+SLOW_TOLD = "app-slow-told"
+"""The job itself says that it is slower than it should be."""
 _TIMEOUTS = {"fw-watchdog", "fw-watchdog-work", "fw-heartbeat", "fw-nvrx-hb", "fw-desync"}
-_SLOW = {"finding.straggler", "finding.slow", "fw-straggler-report"}
+_SLOW = {"finding.straggler", "finding.slow", "fw-straggler-report", SLOW_TOLD}
 _RAN_FOR = re.compile(r"\bran for (\d{1,12}) milliseconds")
 
 
-def _survived(one: Observation, progress_ns: int | None, policy: Policy) -> bool:
-    """Say whether steps went on long after it: then nothing died of it."""
+def survived(one: Observation, progress_ns: int | None, policy: Policy) -> bool:
+    """Say whether steps went on long after it: then nothing died of it.
+
+    ``progress_ns`` is the time of the last step; None where no step is known.
+    """
     last_ns = one.last_ns or one.time_ns
     return (
         progress_ns is not None
@@ -45,7 +53,10 @@ def kind_of(
     mine = [
         o
         for o in seen
-        if o.kind == "job" and not o.handled and not _survived(o, progress_ns, policy)
+        if o.kind == "job"
+        and not o.handled
+        and o.rule not in SET_UP
+        and not survived(o, progress_ns, policy)
     ]
     deaths = [o for o in mine if o.role in {"root", "either"} and o.rule not in _TIMEOUTS]
     died = bool(deaths) or any(o.role == "cascade" and o.rule not in _TIMEOUTS for o in mine)

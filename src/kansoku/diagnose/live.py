@@ -23,9 +23,10 @@ from dataclasses import dataclass, field, replace
 
 import polars as pl
 
+from kansoku.diagnose.context import Context, Progress
 from kansoku.diagnose.observation import FABRIC_KINDS, Observation
 from kansoku.diagnose.policy import Policy
-from kansoku.diagnose.reason import Context, Progress, diagnose
+from kansoku.diagnose.reason import diagnose
 from kansoku.diagnose.recognise import recognise
 from kansoku.errors import InputError
 from kansoku.model import Domain, Incident, Subject, Verdict

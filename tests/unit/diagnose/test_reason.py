@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+from kansoku.diagnose.context import Context, Progress
 from kansoku.diagnose.observation import Observation
-from kansoku.diagnose.reason import Context, Progress, diagnose
+from kansoku.diagnose.reason import diagnose
 from kansoku.model import Domain, Verdict
 
 S = 1_000_000_000

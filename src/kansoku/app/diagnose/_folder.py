@@ -13,13 +13,13 @@ from kansoku.app.diagnose._topology import cluster_of, leaf_map
 from kansoku.app.diagnose._traces import observe_traces
 from kansoku.app.trace_hang import HangReport
 from kansoku.catalog.signatures import Signature
+from kansoku.diagnose.context import Context, Progress
 from kansoku.diagnose.device_text import compare_facts, measures_of_facts
 from kansoku.diagnose.edge.bundle import Bundle, read_bundle
 from kansoku.diagnose.leaves import blame_leaves
 from kansoku.diagnose.measures import against_plan, dated, read_measures
 from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.policy import Policy
-from kansoku.diagnose.reason import Context, Progress
 from kansoku.diagnose.reason import diagnose as reason
 from kansoku.diagnose.stacks import outliers
 from kansoku.errors import InputError

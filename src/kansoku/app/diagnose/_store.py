@@ -10,12 +10,12 @@ from kansoku.app.diagnose._answer import Diagnosis
 from kansoku.app.diagnose._runs import straggler_observation
 from kansoku.app.diagnose._topology import cluster_of, leaf_map
 from kansoku.catalog.quantities import quantity_of
+from kansoku.diagnose.context import Context, Progress
 from kansoku.diagnose.leaves import blame_leaves
 from kansoku.diagnose.live import Detector
 from kansoku.diagnose.measures import read_measures
 from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.policy import Policy
-from kansoku.diagnose.reason import Context, Progress
 from kansoku.diagnose.reason import diagnose as reason
 from kansoku.diagnose.tables import measures_of_table
 from kansoku.errors import InputError
