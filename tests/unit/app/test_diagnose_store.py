@@ -90,5 +90,17 @@ def test_a_leaf_whose_nics_lost_their_link_together_is_named_by_the_cluster_file
     store.append("events", rows("events", lost))
     first = diagnose(store).incidents[0].hypotheses[0]
     assert str(first.subject).startswith("nic:")
-    first = diagnose(store, cluster="sakuraone-h100").incidents[0].hypotheses[0]
-    assert (first.domain, str(first.subject)) == (Domain.NETWORK, "switch:leaf1-2")
+    unknown = diagnose(store, cluster="sakuraone-h100").incidents[0].hypotheses[0]
+    assert (unknown.domain, str(unknown.subject)) == (Domain.NETWORK, "switch:leaf1-2")
+    assert "its own state is unknown" in unknown.evidence_for[0].sentence
+    # An agent asks the switch (`kansoku agent --switches`): from the time of the loss on in vain.
+    asked = [
+        {"metric": "kansoku.switch.reachable", "labels": json.dumps({"kansoku.switch": "leaf1-2"}),
+         "time_ns": T + minute * 60 * S, "value": float(minute < 10)}
+        for minute in range(30)
+    ]  # fmt: skip
+    store.append("metrics", rows("metrics", asked))
+    known = diagnose(store, cluster="sakuraone-h100").incidents[0].hypotheses[0]
+    assert str(known.subject) == "switch:leaf1-2"
+    assert "does not answer" in known.evidence_for[0].sentence
+    assert known.confidence > unknown.confidence

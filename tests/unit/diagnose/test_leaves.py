@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -90,6 +91,42 @@ def test_two_are_enough_where_there_are_no_others():
     found = blame_leaves(seen, LEAF_OF, frozenset(("c1", "c2")))
     assert [o.role for o in found] == ["symptom", "symptom", "root"]
     assert str(found[-1].subject) == "switch:leaf0"
+
+
+def accusation(seen, **more):
+    (found,) = [o for o in blame_leaves(seen, LEAF_OF, NODES, **more) if o.rule == "leaf.down"]
+    return found
+
+
+LOST = [down(f"c{n}", "ens1f0", n) for n in range(1, 8)]
+
+
+def test_a_switch_of_which_nothing_is_known_is_less_sure_than_one_that_is_in_trouble():
+    unknown = accusation(LOST)
+    assert "its own state is unknown" in unknown.meaning
+    answering = accusation(LOST, answers={"leaf0": True})
+    assert "which answers" in answering.meaning
+    silent = accusation(LOST, answers={"leaf0": False})
+    assert "does not answer" in silent.meaning
+    assert answering.strength < unknown.strength < silent.strength
+
+
+@pytest.mark.parametrize(
+    ("at", "words"), [(-60, "tells of trouble itself"), (-7200, "its own state is unknown")]
+)
+def test_what_the_switch_itself_said_counts_where_it_was_said_then(at, words):
+    own = replace(
+        down("leaf0", None, at), rule="concept.power", text="leaf0 power supply failed",
+        component="power",
+    )  # fmt: skip
+    assert words in accusation([*LOST, own]).meaning
+
+
+def test_of_states_without_a_time_it_is_not_said_that_they_were_lost_together():
+    undated = [replace(one, time_ns=None, last_ns=None) for one in LOST]
+    text = accusation(undated).text
+    assert "without a link" in text
+    assert "together" not in text
 
 
 @pytest.fixture

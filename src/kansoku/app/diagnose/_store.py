@@ -102,6 +102,19 @@ def _metrics(store: Store, since_ns: int, until_ns: int) -> list[Observation]:
     return read_measures(pl.concat(parts)) if parts else []
 
 
+def _answering_switches(store: Store, since_ns: int, until_ns: int) -> dict[str, bool]:
+    """Return whether the switches that agents ask answered all that time."""
+    rows = store.metric_range(
+        "kansoku.switch.reachable", start_ns=since_ns, end_ns=until_ns,
+        step_ns=max((until_ns - since_ns) // _BINS, _SECOND), aggregate="min",
+    )  # fmt: skip
+    named = rows.with_columns(
+        name=pl.col("labels").str.json_path_match('$["kansoku.switch"]')
+    ).drop_nulls(["name", "value"])
+    least = named.group_by("name").agg(pl.col("value").min())
+    return {name: value > 0 for name, value in least.iter_rows()}
+
+
 def _of_nodes(seen: Iterable[Observation], nodes: frozenset[str]) -> list[Observation]:
     """Keep what is on the job's nodes, or on no node; other nodes are the peers."""
     return [o for o in seen if not nodes or o.node is None or o.node in nodes]
@@ -140,7 +153,9 @@ def diagnose_store(
     context = Context(progress=Progress(last_ns=progress), job_nodes=nodes, ended_well=ended_well)
     policy = policy or Policy()
     known = nodes | {one.node for one in found if one.node}
-    found = blame_leaves(found, leaves, known, policy)
+    found = blame_leaves(
+        found, leaves, known, policy, answers=_answering_switches(store, since_ns, until_ns)
+    )
     incident = reason(_of_nodes(found, nodes), context, policy)
     tables = ("events", "findings", "steps", "metrics", "jobs")
     return Diagnosis(
