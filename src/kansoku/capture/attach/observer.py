@@ -28,6 +28,9 @@ __all__ = ["Observer", "Watched"]
 _RETURNED = 1 << 15
 _TARGET_SHIFT = 16
 _LOOK_AGAIN_NS = 50_000_000
+_LOOK_BEFORE_TORCH_NS, _LOOK_AFTER_TORCH_NS = 500_000_000, 1_000_000_000
+"""The rarest looks at what a process maps: importing torch takes a second from there on. One look
+reads and splits some 700 lines; twenty a second of four ranks cost several percent of a core."""
 _ANCHOR_NS = 10_000_000_000
 _IDLE_NS = 300_000_000
 _MAX_RETURN_SITES = 64
@@ -74,6 +77,7 @@ class Watched:
         self.steps_through: list[str] = []
         self.links: list[int] = []
         self.seen: set[str] = set()
+        self._looked = self._mapped = 0
         self.sites: dict[int, int] = {}
         """Where calls return to, and since when that is probed."""
         self.groups: dict[int, GroupFacts] = {}
@@ -123,6 +127,20 @@ class Watched:
         if sentence not in self.facts["missing"]:
             self.facts["missing"].append(sentence)
             self.writer.set_facts(self.facts)
+
+    def is_due(self, now: int) -> bool:
+        """Say whether to look at its libraries: ever more rarely since the last one was found."""
+        rarest = _LOOK_AFTER_TORCH_NS if "torch" in self.facts else _LOOK_BEFORE_TORCH_NS
+        self._mapped = self._mapped or now
+        if now - self._looked < min((now - self._mapped) // 4, rarest):
+            return False
+        self._looked = now
+        return True
+
+    def maps(self, path: str) -> None:
+        """Note that it maps a library, which is not looked at again."""
+        self.seen.add(path)
+        self._mapped = 0
 
     def ends_mark(self, caller: int) -> bool:
         """Say whether the end of a RecordFunction was called for a mark.
@@ -284,7 +302,8 @@ class Observer:
             self.alignment.expected.discard(watched.number)
             return
         watched.refresh(now)
-        self._look(watched, first=False)
+        if watched.is_due(now):
+            self._look(watched, first=False)
         if self._bpf.dropped > self._dropped:
             more, self._dropped = self._bpf.dropped - self._dropped, self._bpf.dropped
             for each in self.watched.values():
@@ -295,16 +314,14 @@ class Observer:
         if watched.ended:
             return
         watched.ended = True
-        for link in watched.links:
-            self._bpf.detach(link)
+        self._bpf.detach(*watched.links)
         watched.links.clear()
         watched.finish(ended=ended)
 
     def close(self) -> None:
         """Take every probe out; keep the rings."""
+        self._bpf.detach(*(link for watched in self.watched.values() for link in watched.links))
         for watched in self.watched.values():
-            for link in watched.links:
-                self._bpf.detach(link)
             watched.links.clear()
         for event in self._bpf.poll():
             self._take(event)
@@ -325,12 +342,13 @@ class Observer:
             return
         bases: dict[str, int] = {}
         for mapping in mappings:
-            library = library_of(os.path.basename(mapping.path))
-            if library is not None and mapping.path not in watched.seen and mapping.offset == 0:
+            if mapping.offset or mapping.path in watched.seen:
+                continue
+            if library_of(os.path.basename(mapping.path)) is not None:
                 bases[mapping.path] = mapping.start
         # Torch first: where it has process groups, NCCL's own interface is not needed.
         for path, base in sorted(bases.items(), key=lambda b: "libtorch" not in b[0]):
-            watched.seen.add(path)
+            watched.maps(path)
             library = library_of(os.path.basename(path))
             try:
                 self._set(watched, str(library), path, base)

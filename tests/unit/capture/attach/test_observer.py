@@ -1,0 +1,38 @@
+"""How often a watched process's libraries are looked at, on this very process."""
+
+import os
+
+import pytest
+
+from kansoku.capture.attach.observer import Watched
+from kansoku.capture.attach.process import Process
+
+MILLISECOND = 1_000_000
+
+
+@pytest.fixture
+def watched(tmp_path):
+    made = Watched(1, Process(os.getpid()), str(tmp_path), "run", "node", 1 << 20)
+    yield made
+    made.finish(ended=False)
+
+
+def looks(watched, begin_ms, end_ms):
+    """Return how many of the ticks look; there is one every 50 ms."""
+    ticks = range(begin_ms * MILLISECOND, end_ms * MILLISECOND, 50 * MILLISECOND)
+    return sum(watched.is_due(now) for now in ticks)
+
+
+def test_libraries_are_looked_for_ever_more_rarely(watched):
+    """Reading some 700 lines of a process twenty times a second cost 1.5 % of a core each."""
+    assert looks(watched, 1_000, 1_200) == 4  # every tick of the first fifth of a second
+    assert looks(watched, 1_200, 10_000) < 40
+    assert looks(watched, 10_000, 20_000) == 20  # two a second: torch may come
+    watched.facts["torch"] = "2.13.0"
+    assert looks(watched, 20_000, 30_000) == 10
+
+
+def test_a_library_that_was_found_brings_the_next_soon(watched):
+    assert looks(watched, 1_000, 20_000) > 0
+    watched.maps("/lib/libtorch_cpu.so")
+    assert looks(watched, 20_000, 20_200) == 4
