@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 import polars as pl
@@ -26,6 +26,9 @@ from kansoku.node.edge.machine import Machine
 from kansoku.node.rows import SeriesText, event_rows, sample_rows
 from kansoku.node.switch import SwitchTarget, read_switches
 from kansoku.view import Column, Sentence, Table, Tone, View
+
+if TYPE_CHECKING:
+    from kansoku.telemetry import ExporterCounts
 
 __all__ = [
     "Agent",
@@ -165,8 +168,9 @@ class Agent:
             else None
         )
         self._text = SeriesText(self.host.name)
-        self._sent = 0
+        self._handed_on = 0
         self._dropped = 0
+        self._exported: Callable[[], ExporterCounts] | None = None
 
     @property
     def statuses(self) -> list[CollectorStatus]:
@@ -196,15 +200,20 @@ class Agent:
         stop: threading.Event,
         *,
         after_round: Callable[["Agent"], None] = lambda _: None,
+        exported: "Callable[[], ExporterCounts] | None" = None,
     ) -> None:
-        """Collect every ``interval_s`` until ``stop``; a round late is skipped, not made up for."""
+        """Collect every ``interval_s`` until ``stop``; a round late is skipped, not made up for.
+
+        ``exported`` tells what became of the rows that the sink took, for the agent's own samples.
+        """
+        self._exported = exported
         profiler = _Profiler(self) if self.settings.profile_to else None
         due = time.monotonic()
         while not stop.is_set():
             result, tables = self.round()
             try:
                 sink.put_tables(tables)
-                self._sent += len(result.samples)
+                self._handed_on += len(result.samples)
             except (KansokuError, OSError):
                 self._dropped += len(result.samples)
                 _log.exception("a round was not taken by the sink")
@@ -226,7 +235,7 @@ class Agent:
         pages = (self.host.read("/proc/self/statm") or "").split()
         found = [
             Sample("kansoku.agent.cpu.time", (), usage.ru_utime + usage.ru_stime),
-            Sample("kansoku.agent.samples", (), float(self._sent)),
+            Sample("kansoku.agent.samples", (), float(self._handed_on)),
         ]
         if len(pages) > 1 and self.settings.root == "/":
             resident = int(pages[1]) * resource.getpagesize()
@@ -235,7 +244,7 @@ class Agent:
         for cause, count in (("sink", self._dropped), ("too_many_series", over)):
             series = labels(("kansoku.cause", cause))
             found.append(Sample("kansoku.agent.dropped", series, float(count)))
-        return found
+        return found if self._exported is None else [*found, *_export_samples(self._exported())]
 
     def close(self) -> None:
         """Close the collectors."""
@@ -244,6 +253,29 @@ class Agent:
         if self._sampling is not None:
             self._sampling.close()
         self._rounds.close()
+
+
+def _export_samples(counts: "ExporterCounts") -> list[Sample]:
+    """Return what became of the rows that were handed on, and the state of the spool."""
+    found = [
+        Sample("kansoku.agent.export.delivered", (), float(counts.rows_delivered)),
+        Sample("kansoku.agent.export.pending", (), float(counts.rows_pending)),
+        Sample("kansoku.agent.export.retries", (), float(counts.retries)),
+        Sample("kansoku.agent.spool.disk.usage", (), float(counts.spool_bytes)),
+        Sample("kansoku.agent.spool.failures", (), float(counts.spool_failures)),
+    ]
+    if counts.last_success_ns is not None:
+        found.append(Sample("kansoku.agent.export.last_success", (), counts.last_success_ns / 1e9))
+    lost = {
+        ("kansoku.agent.dropped", "spool_full"): counts.rows_dropped,
+        ("kansoku.agent.dropped", "refused"): counts.rows_refused,
+        ("kansoku.agent.dropped", "rejected"): counts.rows_rejected,
+        ("kansoku.agent.spool.lost", "full"): counts.segments_dropped,
+        ("kansoku.agent.spool.lost", "damaged"): counts.segments_damaged,
+    }
+    for (name, cause), count in lost.items():
+        found.append(Sample(name, labels(("kansoku.cause", cause)), float(count)))
+    return found
 
 
 def _switches(file: Path) -> tuple[SwitchTarget, ...]:
@@ -338,7 +370,10 @@ def run_agent(
         describe=describe,
     )
     try:
-        agent.run(exporter, stop or threading.Event(), after_round=after_round)
+        agent.run(
+            exporter, stop or threading.Event(), after_round=after_round,
+            exported=lambda: exporter.counts,
+        )  # fmt: skip
     finally:
         agent.close()
         exporter.close()

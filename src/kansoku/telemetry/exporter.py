@@ -50,6 +50,11 @@ class ExporterCounts:
     batches_pending: int
     spool_bytes: int
     spool_failures: int
+    """Batches that the disk refused."""
+    segments_dropped: int
+    """Segments of the spool that went because it was full; their rows are ``rows_dropped``."""
+    segments_damaged: int
+    """Segments that an earlier process left and of which something could not be read."""
     retries: int
     last_success_ns: int | None
     last_error: str | None
@@ -109,6 +114,11 @@ class Exporter:
             transport = make_transport(transport, protocol=protocol, token=token)
         self._transport = transport
         self._spool = Spool(spool, max_bytes=max_spool_bytes, sync=sync)
+        if self._spool.damaged_segments:
+            _log.warning(
+                "%d segments in %s are damaged: what could not be read of them is lost",
+                self._spool.damaged_segments, spool,
+            )  # fmt: skip
         self._resource = dict(resource or {})
         self._describe = describe
         self._max_memory_bytes = max_memory_bytes
@@ -268,6 +278,8 @@ class Exporter:
                 batches_pending=self._spool.pending_batches + len(self._memory),
                 spool_bytes=self._spool.size_bytes,
                 spool_failures=self._spool_failures,
+                segments_dropped=self._spool.dropped_segments,
+                segments_damaged=self._spool.damaged_segments,
                 retries=self._retries,
                 last_success_ns=self._last_success_ns,
                 last_error=self._last_error,

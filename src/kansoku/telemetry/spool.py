@@ -3,8 +3,9 @@
 One folder: ``identity`` (a random name made with the folder, the sender's name at the server),
 ``delivered`` (the last sequence delivered) and segments ``FIRST_SEQUENCE.seg``. A segment is a
 row of records: magic, sequence, rows, length, CRC-32 of the payload, payload. A record cut off by
-a crash was never acknowledged to its producer and is cut away at the next start. When full, the
-oldest segment goes, and its rows are counted.
+a crash was never acknowledged to its producer and is cut away at the next start. A record whose
+payload is damaged is passed over; where a header is, the rest of its segment is lost. When full,
+the oldest segment goes, and its rows are counted.
 """
 
 import contextlib
@@ -70,7 +71,12 @@ class Spool:
         self._lock = threading.RLock()
         self.dropped_rows = 0
         self.dropped_batches = 0
+        self.dropped_segments = 0
+        """Segments that went because the spool was full."""
+        self.damaged_segments = 0
+        """Segments of which something acknowledged could not be read any more."""
         self.torn_records = 0
+        """Records that could not be read: damaged, or cut off by a crash."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._owner = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -130,21 +136,28 @@ class Spool:
 
     def _scan_segment(self, path: Path, last: int) -> tuple[_Segment, int]:
         records: deque[tuple[int, int, int, int]] = deque()
-        at, size = 0, path.stat().st_size
+        at, size, damaged = 0, path.stat().st_size, False
         with path.open("r+b") as handle:
             while at + _HEADER.size <= size:
                 handle.seek(at)
                 magic, sequence, rows, length, crc = _HEADER.unpack(handle.read(_HEADER.size))
                 end = at + _HEADER.size + length
-                if magic != _MAGIC or end > size or zlib.crc32(handle.read(length)) != crc:
+                if magic != _MAGIC or end > size:
                     break
-                last = max(last, sequence)
-                if sequence > self._delivered:
-                    records.append((sequence, rows, at + _HEADER.size, length))
+                if zlib.crc32(handle.read(length)) != crc:
+                    damaged = True
+                    self.torn_records += 1
+                else:
+                    last = max(last, sequence)
+                    if sequence > self._delivered:
+                        records.append((sequence, rows, at + _HEADER.size, length))
                 at = end
             if at != size:
+                handle.seek(at)
+                damaged = damaged or not _cut_off(handle.read())
                 self.torn_records += 1
                 handle.truncate(at)
+        self.damaged_segments += damaged
         return _Segment(path=path, size=at, records=records), last
 
     @property
@@ -208,6 +221,7 @@ class Spool:
     def _drop_excess(self) -> None:
         while self.size_bytes > self._max_bytes and len(self._segments) > 1:
             oldest = self._segments.popleft()
+            self.dropped_segments += 1
             self.dropped_batches += len(oldest.records)
             self.dropped_rows += sum(rows for _, rows, _, _ in oldest.records)
             oldest.path.unlink(missing_ok=True)
@@ -246,6 +260,12 @@ class Spool:
                 os.close(self._writer)
                 self._writer = None
             os.close(self._owner)
+
+
+def _cut_off(rest: bytes) -> bool:
+    """Say whether the end of a segment is one record that a crash cut off: no other follows."""
+    magic = struct.pack("<I", _MAGIC)
+    return magic.startswith(rest[:4]) and magic not in rest[4:]
 
 
 def _write_all(handle: int, data: bytes) -> None:

@@ -192,7 +192,7 @@ def test_a_torn_record_is_cut_away_and_the_rest_kept(tmp_path, cut):
     (segment,) = tmp_path.glob("*.seg")
     os.truncate(segment, segment.stat().st_size - cut)
     spool = Spool(tmp_path)
-    assert spool.torn_records == 1
+    assert (spool.torn_records, spool.damaged_segments) == (1, 0)
     assert spool.pending_batches == 1
     first = spool.first()
     assert first is not None
@@ -211,7 +211,56 @@ def test_a_flipped_bit_is_noticed(tmp_path):
     segment.write_bytes(raw)
     spool = Spool(tmp_path)
     assert spool.first() is None
-    assert spool.torn_records == 1
+    assert (spool.torn_records, spool.damaged_segments) == (1, 1)
+    spool.close()
+
+
+def three_records(folder):
+    """Write three batches into one segment; return its path and where each record begins."""
+    spool = Spool(folder)
+    for payload in (b"first", b"second", b"third"):
+        spool.put(payload * 10, rows=1)
+    spool.close()
+    (segment,) = folder.glob("*.seg")
+    return segment, [0, 24 + 50, 2 * 24 + 50 + 60]
+
+
+@pytest.mark.parametrize(
+    ("at", "kept"),
+    [
+        (30, [b"first", b"third"]),  # in the payload: the next record is found all the same
+        (0, [b"first"]),  # in the magic: where the next begins is not known
+        (18, [b"first"]),  # in the length, now over the end: not what a crash leaves
+    ],
+    ids=["payload", "magic", "length"],
+)
+def test_a_damaged_record_costs_itself_or_the_rest_of_its_segment_and_is_said(
+    tmp_path, caplog, at, kept
+):
+    segment, begins = three_records(tmp_path)
+    raw = bytearray(segment.read_bytes())
+    raw[begins[1] + at] ^= 0x40
+    segment.write_bytes(raw)
+    receiver = Receiver()
+    receiver.up.clear()
+    exporter = Exporter(receiver, spool=tmp_path)
+    assert exporter.counts.segments_damaged == 1
+    assert "1 segments" in caplog.text
+    exporter.close(timeout_s=0)
+    spool, found = Spool(tmp_path), []
+    while (record := spool.first()) is not None:
+        found.append(record.payload[: len(record.payload) // 10])
+        spool.delivered(record.sequence)
+    assert found == kept
+    spool.close()
+
+
+def test_segments_that_went_for_want_of_room_are_counted(tmp_path):
+    """Four records of 4,124 bytes fill a segment beyond 4,096 each; three of them have room."""
+    spool = Spool(tmp_path, max_bytes=12_500)
+    for _ in range(5):
+        spool.put(b"x" * 4100, rows=7)
+    assert (spool.dropped_segments, spool.dropped_rows) == (2, 14)
     spool.close()
 
 
