@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import os
 import resource
+import shlex
 import shutil
 import socket
 import sys
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kansoku.app.store import default_store
+from kansoku.capture.payload import building
 from kansoku.errors import KansokuError
 from kansoku.node.edge.machine import Machine
 
@@ -112,18 +114,23 @@ def check_torch(situation: Situation) -> Iterable[Check]:
 def check_compiler(situation: Situation) -> Iterable[Check]:
     """Look for the compilers of the parts that are made on the machine they run on."""
 
-    def first(*names: str | None) -> str | None:
-        found = (situation.find_program(name) for name in names if name)
-        return next(filter(None, found), None)
+    def first(*names: str) -> str | None:
+        try:
+            found = building.compiler(
+                *names, environment=situation.environment, find=situation.find_program
+            )
+        except FileNotFoundError:
+            return None
+        return shlex.join(found)
 
-    cpp = first(situation.environment.get("CXX"), "c++", "g++", "clang++")
+    cpp = first(*building.CXX)
     yield Check(
         name="C++ compiler", area="capture", state="ok" if cpp else "limited",
         found=cpp or "none: collectives issued from C++ (DDP, FSDP2) are seen without times",
         remedy=None if cpp else "apt install g++ (compiled once, on first use, on the job's node)",
         enables="start and end of every collective: the collective recorder in the job",
     )  # fmt: skip
-    c = first("cc", "gcc", "clang")
+    c = first(*building.C)
     yield Check(
         name="C compiler", area="capture", state="ok" if c else "limited",
         found=c or "none: bursts are read in Python, spans by serve's general reader (slower), "

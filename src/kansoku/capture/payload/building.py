@@ -13,12 +13,25 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["against_torch", "built", "cache_folder", "compiler", "extension"]
+__all__ = ["CXX", "C", "against_torch", "built", "cache_folder", "compiler", "extension"]
 
+C = ("CC", "cc", "gcc", "clang")
+CXX = ("CXX", "c++", "g++", "clang++")
+"""For ``compiler``: the variable that names one, and what it is called otherwise."""
 _TIMEOUT_S = 180
+
+# A compiler starts others, which outlive it; and nothing of a killed process runs, so that it could
+# end them. A shell leads them as a group, and kills it when the pipe that we hold is closed.
+_LED = """exec 3<&0 </dev/null
+{ read -r _; kill -9 0; } <&3 >/dev/null 2>&1 &
+"$@" 3<&-
+code=$?
+kill $!
+exit $code
+"""
 
 
 def cache_folder() -> str:
@@ -61,31 +74,57 @@ def built(
         if note:
             print(note, file=sys.stderr)  # noqa: T201 - there is no logger here
         environment = {k: v for k, v in os.environ.items() if not k.startswith("LD_PRELOAD")}
-        error = b""
+        error = b"no command"
         for command in commands(path, partial):
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=_TIMEOUT_S,
-                env=environment,
-                check=False,
-            )
-            if done.returncode == 0:
+            code, error = _compile(command, environment)
+            if code == 0:
                 os.rename(partial, target)
                 return target
-            error = done.stderr
         raise OSError(error.decode("utf-8", "replace")[-400:])
 
 
-def compiler(variable: str, *names: str) -> list[str]:
-    """Return the compiler of an environment variable, else the first that is installed."""
-    found = shlex.split(os.environ.get(variable, ""))
-    found = found or [name for name in names if shutil.which(name)][:1]
-    if not found:
-        raise FileNotFoundError(f"no compiler ({', '.join(names)})")
-    return found
+def _compile(command: list[str], environment: Mapping[str, str]) -> tuple[int, bytes]:
+    """Return exit code and complaints of a compiler that ends with us, however we end."""
+    read_end, held = os.pipe()
+    try:
+        process = subprocess.Popen(
+            ["sh", "-c", _LED, "sh", *command],
+            stdin=read_end,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError:
+        os.close(held)
+        raise
+    finally:
+        os.close(read_end)
+    with process:
+        try:
+            error = process.communicate(timeout=_TIMEOUT_S)[1]
+        except subprocess.TimeoutExpired as late:
+            raise OSError(f"{command[0]} did not end within {_TIMEOUT_S} s") from late
+        finally:
+            os.close(held)
+    return process.returncode, error
+
+
+def compiler(
+    variable: str,
+    *names: str,
+    environment: Mapping[str, str] | None = None,
+    find: Callable[[str], str | None] = shutil.which,
+) -> list[str]:
+    """Return the command of a compiler: an environment variable's, else the first installed.
+
+    Its first word is where ``find`` found it. Raise FileNotFoundError where there is none.
+    """
+    given = shlex.split((os.environ if environment is None else environment).get(variable, ""))
+    for name in given[:1] or names:
+        if path := find(name):
+            return [path, *given[1:]]
+    raise FileNotFoundError(f"no compiler ({', '.join(given[:1] or names)})")
 
 
 def extension(source: str, module: str) -> Any:
@@ -96,7 +135,7 @@ def extension(source: str, module: str) -> Any:
 
     def commands(path: str, target: str) -> list[list[str]]:
         flags = ["-std=gnu11", "-O2", "-shared", "-fPIC", "-w", "-I", include]
-        return [[*compiler("CC", "cc", "gcc", "clang"), *flags, path, "-o", target]]
+        return [[*compiler(*C), *flags, path, "-o", target]]
 
     facts = (sysconfig.get_config_var("SOABI"), sys.version)
     path = built(source, module.strip("_"), facts, commands)
@@ -118,7 +157,7 @@ def against_torch(torch: Any, source: str, stem: str, note: str) -> str:
 
     def commands(path: str, target: str) -> list[list[str]]:
         command = [
-            *compiler("CXX", "c++", "g++", "clang++"), "-O2", "-shared", "-fPIC", "-w", *defined,
+            *compiler(*CXX), "-O2", "-shared", "-fPIC", "-w", *defined,
             "-I", os.path.join(root, "include"),
             "-I", os.path.join(root, "include", "torch", "csrc", "api", "include"),
             path, "-o", target, "-L", os.path.join(root, "lib"), "-ltorch_cpu", "-lc10",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
+
+from kansoku.capture.payload import building
 
 __all__ = ["BuildError", "build_plugin"]
 
@@ -22,11 +23,13 @@ class BuildError(Exception):
 def build_plugin(folder: str, *, compiler: str | None = None) -> str:
     """Return the path of the plugin in ``folder``, built if it is not there yet.
 
-    Raise BuildError where no C compiler is found or it fails; the message is the compiler's.
+    The compiler is the environment's CC, else cc, gcc or clang. Raise BuildError where there is
+    none or it fails; the message is the compiler's.
     """
-    found = compiler or next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
-    if found is None:
-        raise BuildError("no C compiler (cc, gcc, clang) on PATH")
+    try:
+        found = [compiler] if compiler else building.compiler(*building.C)
+    except FileNotFoundError as error:
+        raise BuildError(str(error)) from error
     digest = hashlib.sha256()
     for name in _SOURCES:
         with open(os.path.join(_HERE, name), "rb") as stream:
@@ -36,12 +39,12 @@ def build_plugin(folder: str, *, compiler: str | None = None) -> str:
         return target
     os.makedirs(os.path.dirname(target), exist_ok=True)
     partial = f"{target}.{os.getpid()}"
-    command = [found, *_FLAGS, "-o", partial, os.path.join(_HERE, _SOURCES[0]), "-lpthread"]
+    command = [*found, *_FLAGS, "-o", partial, os.path.join(_HERE, _SOURCES[0]), "-lpthread"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"{found}: {error}") from error
+        raise BuildError(f"{found[0]}: {error}") from error
     if done.returncode:
-        raise BuildError(f"{found}: {done.stderr.strip()[-2000:]}")
+        raise BuildError(f"{found[0]}: {done.stderr.strip()[-2000:]}")
     os.replace(partial, target)
     return target
