@@ -26,7 +26,8 @@ from kansoku.view import Block, Column, Facts, Sentence, Table, Tone, View
 __all__ = ["BenchRun", "PretrainCase", "PretrainResult", "bench_run", "sbatch_script"]
 
 SCHEMA = "kansoku.bench.run/1"
-_SCRIPT = Path(__file__).parent.parent / "bench" / "edge" / "pretrain.py"
+_EDGE = Path(__file__).parent.parent / "bench" / "edge"
+_SCRIPT, _BOUND = _EDGE / "pretrain.py", _EDGE / "bound.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +206,9 @@ def _training(case: PretrainCase, mllog: Path) -> list[str]:
 
 
 def _command(case: PretrainCase, mllog: Path) -> list[str]:
+    """Return the local launch of a case, which does not outlive this process."""
     return [
+        sys.executable, str(_BOUND), str(os.getpid()),
         sys.executable, "-m", "torch.distributed.run", "--standalone",
         f"--nproc-per-node={case.ranks_per_node}", *_training(case, mllog),
     ]  # fmt: skip

@@ -1,10 +1,13 @@
 """The reference pre-training for real over Gloo: layouts agree, it scores, it restarts."""
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +88,40 @@ def test_bench_run_observes_and_scores(tmp_path):
     assert one["tokens"] == 64 * 32
     assert told["label"] == "unverified"
     assert (tmp_path / "out" / "n1x2-b16" / "run.json").is_file()
+
+
+def processes_of(folder):
+    """Return the processes whose command line names the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.fsencode(folder) in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_killed_bench_run_leaves_no_training(tmp_path):
+    """SIGKILL, as the kernel sends it when memory is short: torchrun and its ranks end too."""
+    out = tmp_path / "out"
+    command = subprocess.Popen(
+        [sys.executable, "-m", "kansoku", "bench", "run", "--out", str(out), "--ranks", "2",
+         "--batch", "16", "--", *SHAPE, "--steps", "1000000", "--eval-every", "10"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    log = out / "n1x2-b16.log"
+    wait_for(lambda: log.exists() and "eval_accuracy" in log.read_text())
+    assert len(processes_of(log)) == 3  # torchrun and two ranks
+    command.kill()
+    command.wait()
+    wait_for(lambda: not processes_of(tmp_path))
 
 
 def test_several_nodes_without_a_scheduler_are_refused(tmp_path):
