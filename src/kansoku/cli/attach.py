@@ -3,7 +3,7 @@
     kansoku attach 4711 4712          # or the launcher's pid: what is below it counts too
     kansoku attach --slurm-job 123    # on a node of the job
 
-Needs root and Linux 6.6. The job is not stopped, changed or slowed: probes in the kernel note its
+Needs root and Linux 6.6. The job is not stopped or changed: probes in the kernel note its
 calls. Ctrl-C leaves without a trace.
 """
 
