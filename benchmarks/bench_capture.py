@@ -24,7 +24,9 @@ from kansoku.formats.run_directory import RECORD, read_run
 from kansoku.model import ring
 
 SPANS = 2_000_000
-ROUNDS, PROFILED = 40, 6
+ROUNDS, PROFILED = 60, 6
+LAYERS = {4: 3, 2: 7, 1: 10}
+"""Of the model, for about 50 ms a step on two cores with so many ranks."""
 COLD_ROUNDS = 40
 
 
@@ -109,8 +111,8 @@ def added(bare, other):
 def overhead(ranks, rounds, profiled, layers):
     """Return step ms, and the overhead of recording (wall, CPU) and of the profiler (wall).
 
-    The drain that ``kansoku run`` starts runs beside both kinds of block. Rings are where they are
-    by default: in memory. The layers are chosen for about 50 ms a step on two cores.
+    The drain that ``kansoku run`` starts runs beside the recorded blocks. Rings are where they are
+    by default: in memory.
     """
     with (
         tempfile.TemporaryDirectory() as name,
@@ -130,12 +132,15 @@ def overhead(ranks, rounds, profiled, layers):
         )  # fmt: skip
         try:
             subprocess.run(
-                [sys.executable, str(job), name, *map(str, (ranks, rounds, profiled, layers))],
+                [
+                    sys.executable, str(job), name,
+                    *map(str, (ranks, rounds, profiled, layers, drain.pid)),
+                ],
                 env=environment,
                 check=True,
                 timeout=500,
                 stderr=subprocess.DEVNULL,  # the profiler's own notes
-            )
+            )  # fmt: skip
         finally:
             drain.kill()
             drain.wait()
@@ -231,7 +236,7 @@ def read_speed():
 
 def overhead_rows(ranks, step_ms, wall, cpu):
     """Return the rows of one number of ranks."""
-    load = f"{ranks} ranks on {os.cpu_count()} cores, {step_ms:.0f} ms"
+    load = f"{ranks} rank{'s' * (ranks > 1)} on {os.cpu_count()} cores, {step_ms:.0f} ms"
     return [
         Row(
             what=f"recorder on against off, step time, {load}",
@@ -256,10 +261,10 @@ def main():
     span, clocks = span_cost_ns()
     phase = phase_cost_ns()
     speed, copy = read_speed()
-    step_ms, wall, cpu, profiler = overhead(4, ROUNDS, PROFILED, 2)
+    step_ms, wall, cpu, profiler = overhead(4, ROUNDS, PROFILED, LAYERS[4])
     rows = [
         *overhead_rows(4, step_ms, wall, cpu),
-        *overhead_rows(2, *overhead(2, ROUNDS, 0, 7)[:3]),
+        *(row for n in (2, 1) for row in overhead_rows(n, *overhead(n, ROUNDS, 0, LAYERS[n])[:3])),
         *cold_rows(),
         Row(
             what="torch.profiler on the same job of 4 ranks, step time",

@@ -1,16 +1,19 @@
 """Ranks of a small GPT over Gloo whose recording is switched while they run.
 
-Program of ``bench_capture``: ``capture_job.py FOLDER RANKS ROUNDS PROFILED LAYERS``. Blocks of
-steps bare and recorded, and under torch.profiler in ``PROFILED`` of the rounds, follow each other
-in turn; every rank writes the median step time and the CPU time a step of every block. The
-recorder's switch takes every wrapper and native kernel out, so a bare block is the job without
-kansoku. A switch changes a class under every module and the interpreter specialises again: every
-block, bare or recorded, begins with a switch to and fro.
+Program of ``bench_capture``: ``capture_job.py FOLDER RANKS ROUNDS PROFILED LAYERS DRAIN``. Blocks
+of steps bare and recorded, and under torch.profiler in ``PROFILED`` of the rounds, follow each
+other in turn; every rank writes the median step time and the CPU time a step of every block. The
+recorder's switch takes every wrapper and native kernel out, and the process ``DRAIN`` is stopped
+for a bare block: it is the job without kansoku. A switch changes a class under every module and the
+interpreter specialises again: every block, bare or recorded, begins with a switch to and fro, and
+the steps after it, the first two of which cost 0.1 ms more where recorded, are left out. Blocks are
+short, since a machine's speed drifts.
 """
 
 import gc
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -21,7 +24,7 @@ from torch import multiprocessing, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
-BLOCK, SETTLING = 10, 4
+BLOCK, SETTLING = 6, 6
 VOCABULARY, WIDTH, HEADS, SEQUENCE, BATCH = 512, 128, 4, 64, 4
 
 
@@ -59,7 +62,7 @@ def steps(model, optimizer, batches, count):
     return wall
 
 
-def rank_main(rank, folder, ranks, rounds, profiled, layers):
+def rank_main(rank, folder, ranks, rounds, profiled, layers, drain):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     cores = sorted(os.sched_getaffinity(0))
@@ -85,6 +88,8 @@ def rank_main(rank, folder, ranks, rounds, profiled, layers):
         order = orders[number % 2]
         for mode in (*order, "profiler") if number < profiled else order:
             dist.barrier()
+            if rank == 0:
+                os.kill(drain, signal.SIGCONT if mode == "recorded" else signal.SIGSTOP)
             hooks.switch(mode != "recorded")
             hooks.switch(mode == "recorded")
             steps(model, optimizer, batches, SETTLING)
