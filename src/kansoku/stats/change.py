@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from kansoku.stats.robust import median_absolute_deviation
 
-__all__ = ["ChangePoint", "change_point", "theil_sen"]
+__all__ = ["ChangePoint", "Trend", "change_point", "theil_sen"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +63,27 @@ def _polished(array: npt.NDArray[np.float64], index: int, margin: int) -> int:
     return margin + int(np.argmin(balance)) if len(balance) else index
 
 
-def theil_sen(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
-    """Return the median slope over pairs half the window apart; NaN below four points."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """A line's slope, in units of y per unit of x; both NaN where nothing tells."""
+
+    slope: float
+    error: float
+    """Standard error, from how far the slopes of single pairs lie apart."""
+
+
+def theil_sen(x: npt.ArrayLike, y: npt.ArrayLike) -> Trend:
+    """Return the median slope over pairs half the window apart; x ascends.
+
+    Nothing tells below four points, or where x does not change.
+    """
     xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     half = len(xs) // 2
-    if half < 2:
-        return float("nan")
-    run = xs[-half:] - xs[:half]
-    return float(np.median((ys[-half:] - ys[:half])[run > 0] / run[run > 0]))
+    run = xs[len(xs) - half :] - xs[:half]
+    far = run > 0
+    if half < 2 or not far.any():
+        return Trend(slope=float("nan"), error=float("nan"))
+    slopes = (ys[len(ys) - half :] - ys[:half])[far] / run[far]
+    slope = float(np.median(slopes))
+    spread = median_absolute_deviation(slopes - slope)
+    return Trend(slope=slope, error=1.2533 * spread / float(np.sqrt(len(slopes))))

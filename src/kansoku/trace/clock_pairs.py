@@ -6,13 +6,13 @@ for everybody no host ends before the other has started, so host i minus host j 
 of i minus the start of j, and at least the start of i minus the end of j.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-__all__ = ["Floats", "Ints", "Pairs", "contradicted", "pair_up"]
+__all__ = ["FEW", "Floats", "Ints", "Pairs", "contradicted", "pair_up", "tightened"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -24,6 +24,9 @@ _ALL_PAIRS = 8
 """In larger groups a host is paired with those 1, 2, 4 … places on, not with everyone."""
 _DRIFT = 200e-6
 _WINDOW_NS = 10e9
+FEW = 20
+"""Collectives of one operation and size that say how its ends scatter."""
+_SAFE_PART = 0.25
 _ONE_IN = 20
 """So few records of a kind may be wrong by themselves: matched wrongly, closed late."""
 
@@ -144,3 +147,23 @@ def contradicted(pairs: Pairs) -> set[int]:
     kind = pairs.kind[by_lower][first]
     # A drift that no clock exceeds loosens the bounds by what it can do within the window.
     return set(np.unique(kind[highest - lowest > _DRIFT * _WINDOW_NS]).tolist())
+
+
+def tightened(pairs: Pairs, shared: pl.DataFrame) -> Pairs:
+    """Return the pairs with bounds that count in what a transfer takes at least.
+
+    Who comes last sees the bare transfer, on one clock. But it may see more of it than others do
+    (in a ring of two a hop more), and no host need ever have left in time: so a part of the
+    shortest that any host saw, and of kinds that were seen often.
+    """
+    own = pl.col("end") - pl.col("start")
+    seen = pl.struct("group", "sequence").n_unique()
+    shortest = shared.group_by("kind").agg(
+        least=pl.when(seen >= FEW).then(_SAFE_PART * own.min()).clip(lower_bound=0.0)
+    )
+    least = np.zeros(int(pairs.kind.max(initial=0)) + 1)
+    for kind, shift in shortest.drop_nulls().iter_rows():
+        if kind < len(least):
+            least[kind] = shift
+    shift = least[pairs.kind]
+    return replace(pairs, upper=pairs.upper - shift, lower=pairs.lower + shift)

@@ -22,12 +22,10 @@ import numpy.typing as npt
 import polars as pl
 
 from kansoku.trace.clock_fit import MAX_DRIFT_PPM, MIN_MATCHES, Lines, fit
-from kansoku.trace.clock_pairs import contradicted, pair_up
+from kansoku.trace.clock_pairs import FEW, contradicted, pair_up, tightened
 
 __all__ = ["MAX_DRIFT_PPM", "MIN_MATCHES", "ClockModel", "ClockOffset", "estimate_clocks"]
 
-_FEW = 20
-"""Collectives of one operation and size that say how its ends scatter."""
 _GOAL_NS = 100e3
 """What is known less closely is said."""
 
@@ -178,7 +176,7 @@ def _kinds(shared: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
 def _rare(shared: pl.DataFrame, kinds: int) -> npt.NDArray[np.bool_]:
     """Return for each kind whether it was seen too rarely to say how its ends scatter."""
     counts = shared.unique(["group", "sequence"])["kind"].to_numpy()
-    return np.bincount(counts, minlength=kinds) < _FEW
+    return np.bincount(counts, minlength=kinds) < FEW
 
 
 def _between_hosts(
@@ -200,6 +198,7 @@ def _between_hosts(
             notes = (f"{said}; not used to bring clocks together",)
         if len(pairs):
             rare = _rare(shared, len(kinds))
+            pairs = tightened(pairs, shared)
             lines = fit(pairs, rare=rare, hosts=len(names), reference=reference)
     return _told(lines, shared, host_of, names, replace(model, notes=notes))
 

@@ -121,7 +121,7 @@ def measure(
         change.score < 8 or abs(change.after - change.before) < 0.1 * change.before
     ):
         change = None
-    slope = theil_sen(np.arange(count), durations)
+    slope = theil_sen(np.arange(count), durations).slope
     trend = slope * (count - 1) / median if count >= 20 and median else None
     rate = None if tokens is None or not mean_s else tokens / mean_s
     return Throughput(

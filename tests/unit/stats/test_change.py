@@ -26,11 +26,21 @@ def test_noise_alone_scores_low():
 
 def test_too_few_values_are_no_answer():
     assert change_point([1.0] * 9) is None
-    assert np.isnan(theil_sen([1, 2, 3], [1, 2, 3]))
+    assert np.isnan(theil_sen([1, 2, 3], [1, 2, 3]).slope)
+    assert np.isnan(theil_sen([1] * 9, range(9)).slope)
 
 
 def test_slope_ignores_wild_values():
     x = np.arange(100.0)
     y = 3 + 0.5 * x
     y[::7] += 1000
-    assert theil_sen(x, y) == pytest.approx(0.5)
+    found = theil_sen(x, y)
+    assert found.slope == pytest.approx(0.5)
+    assert found.error == pytest.approx(0, abs=1e-9)  # more than half lie on one line
+
+
+def test_the_error_of_a_slope_is_what_repeated_draws_scatter():
+    x = np.arange(100.0)
+    found = [theil_sen(x, np.random.default_rng(n).normal(0, 1, 100)) for n in range(200)]
+    scatter = np.std([one.slope for one in found])
+    assert np.median([one.error for one in found]) == pytest.approx(scatter, rel=0.2)
