@@ -10,11 +10,19 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from kansoku.app._run_clocks import aligned_arrivals
 from kansoku.errors import InputError
 from kansoku.formats.run_directory import RunData, read_run
 from kansoku.model.phase import PHASES
+from kansoku.trace.clocks import ClockModel
+from kansoku.trace.collectives import collective_rows
 from kansoku.trace.host_path import HostSpan, LastArrival, host_path
-from kansoku.trace.kineto.arrivals import Arrival, find_stragglers
+from kansoku.trace.kineto.arrivals import (
+    Arrival,
+    ArrivalPolicy,
+    ArrivalReport,
+    find_stragglers,
+)
 from kansoku.trace.kineto.breakdown import Figures, StepFigures
 from kansoku.trace.kineto.compare import Profile, summary
 from kansoku.trace.kineto.critical_path import RankPaths
@@ -23,7 +31,13 @@ from kansoku.trace.kineto.report import RankBreakdown
 from kansoku.trace.kineto.tables import CollectiveRow
 from kansoku.trace.steps import step_rows
 
-__all__ = ["own_run_arrivals", "own_run_breakdowns", "own_run_paths", "own_run_profiles"]
+__all__ = [
+    "own_run_breakdowns",
+    "own_run_clocks",
+    "own_run_paths",
+    "own_run_profiles",
+    "own_run_stragglers",
+]
 
 _WORK = ("forward_ns", "backward_ns", "optimizer_ns")
 _REMARK = (
@@ -79,24 +93,42 @@ def _missing_of(missing: Sequence[str], rank: int, ranks: Sequence[int]) -> tupl
     )
 
 
-def own_run_arrivals(data: RunData) -> dict[int, list[Arrival]]:
-    """Return the finished collectives of each rank."""
+def own_run_clocks(data: RunData) -> ClockModel:
+    """Return the clocks of the run's hosts, as its report has them."""
+    return aligned_arrivals(collective_rows(data.spans, data.facts), data.facts)[1]
+
+
+def own_run_stragglers(
+    data: RunData, clocks: ClockModel, policy: ArrivalPolicy | None = None
+) -> ArrivalReport:
+    """Match the collectives of a run, on one clock, and name whom the others wait for."""
+    by_rank = own_run_arrivals(data, clocks)
+    added = dict.fromkeys(by_rank, 0)
+    if clocks.applied:
+        added |= {o.rank: -round(o.offset_ns) for o in clocks.offsets if o.rank in by_rank}
+    return find_stragglers(by_rank, policy, added_ns=added)
+
+
+def own_run_arrivals(data: RunData, clocks: ClockModel | None = None) -> dict[int, list[Arrival]]:
+    """Return the finished collectives of each rank: on one clock where ``clocks`` are given."""
     spans = data.spans.filter(
         (pl.col("kind") == "collective")
         & pl.col("duration_ns").is_not_null()
         & pl.col("rank").is_not_null()
     )
+    end: pl.Expr = pl.col("start_ns") + pl.col("duration_ns")
+    rows = spans.select("rank", "name", "group", "sequence", "start_ns", end_ns=end)
+    if clocks is not None:
+        rows = rows.with_columns(clocks.corrected("start_ns"), clocks.corrected("end_ns"))
     by_rank: defaultdict[int, list[Arrival]] = defaultdict(list)
-    for rank, name, group, sequence, start, duration in spans.select(
-        "rank", "name", "group", "sequence", "start_ns", "duration_ns"
-    ).iter_rows():
+    for rank, name, group, sequence, start, finish in rows.iter_rows():
         by_rank[rank].append(
             Arrival(
                 operation=name or "collective",
                 group=group,
                 sequence=sequence,
                 start_ns=start,
-                end_ns=start + duration,
+                end_ns=finish,
             )
         )
     return dict(by_rank)
@@ -185,13 +217,13 @@ def _last_arrivals(
 ) -> dict[int, dict[tuple[str | None, str, int], LastArrival]]:
     """Return for each rank and collective when its last member came, on the rank's own clock."""
     found: defaultdict[int, dict[tuple[str | None, str, int], LastArrival]] = defaultdict(dict)
-    arrivals = own_run_arrivals(data)
+    clocks = own_run_clocks(data)
     starts = {
         (rank, row.group, row.operation, row.sequence): row.start_ns
-        for rank, rows in arrivals.items()
+        for rank, rows in own_run_arrivals(data).items()
         for row in rows
     }
-    for one in find_stragglers(arrivals).collectives:
+    for one in own_run_stragglers(data, clocks).collectives:
         for rank, after_first in one.arrivals:
             own = starts.get((rank, one.group, one.operation, one.sequence))
             if own is not None:

@@ -209,11 +209,16 @@ def _inspector(files: Sequence[Path], policy: ArrivalPolicy | None) -> Straggler
 
 
 def _own_run(path: Path, policy: ArrivalPolicy | None) -> StragglersResult:
-    from kansoku.app._trace_own_run import own_run_arrivals
+    from kansoku.app._trace_own_run import own_run_clocks, own_run_stragglers
     from kansoku.formats.run_directory import read_run
 
     data = read_run(path)
-    by_rank = own_run_arrivals(data)
-    if not by_rank:
+    clocks = own_run_clocks(data)
+    report = own_run_stragglers(data, clocks, policy)
+    if not report.offsets_ns:
         raise InputError("the run recorded no finished collective", where=str(path))
-    return StragglersResult(report=find_stragglers(by_rank, policy), remarks=tuple(data.missing))
+    remarks = (*data.missing, *clocks.notes)
+    if clocks.unmatched:
+        ranks = ", ".join(map(str, clocks.unmatched[:16]))
+        remarks += (f"ranks {ranks}: their hosts share too few collectives to align the clocks",)
+    return StragglersResult(report=report, remarks=remarks)

@@ -259,6 +259,14 @@ def test_shifted_clocks_are_shown_and_corrected(tmp_path):
     assert "20.0" in finding.sentence
     clocks = answer.to_json()["job"]["clocks"]
     assert clocks["offsets"][12]["offset_us"] == pytest.approx(20_000, abs=100)
+    first, second = clocks["hosts"]
+    assert (first["ranks"], second["ranks"]) == (list(range(8)), list(range(8, 16)))
+    assert (first["offset_us"], first["uncertainty_us"]) == (0, None)  # the reference
+    off = abs(second["offset_us"] - 20_000)
+    assert off <= second["uncertainty_us"] < 100
+    assert second["drift_ppm"] == pytest.approx(0, abs=20)
+    (table,) = [b for b in answer.view().blocks if getattr(b, "title", "").startswith("Clock off")]
+    assert f"±{second['uncertainty_us']:.0f} µs" in {row[3] for row in table.rows}
     assert checked(answer).verdict == "none"
 
 

@@ -5,6 +5,7 @@ import pytest
 from tests.labs.kineto_files import Job, text, write
 
 from kansoku.app._trace_own_run import _missing_of
+from kansoku.app.report import report
 from kansoku.app.trace import breakdown, compare, convert, critical_path, stragglers
 from kansoku.errors import InputError
 from kansoku.model import ring
@@ -13,13 +14,17 @@ MS = 1_000_000
 ANCHOR = (1_000, 1_700_000_000_000_000_000)
 
 
-def write_rank(folder, rank, *, late_ns=0):
-    """Ten steps of 40 ms: forward 10 (+ late), backward 20 of which 5 or less in an all-reduce."""
+def write_rank(folder, rank, *, late_ns=0, node="n1", clock_ns=0, leaves_ns=0):
+    """Ten steps of 40 ms: forward 10 (+ late), backward 20 of which 5 or less in an all-reduce.
+
+    ``clock_ns``: how far the node's clock is ahead; ``leaves_ns``: how late the rank leaves.
+    """
     buffer = bytearray(1 << 17)
-    ring.format_ring(buffer, pid=5 + rank, process_start=9, anchor=ANCHOR, lane_shares=(1,))
+    anchor = (ANCHOR[0], ANCHOR[1] + clock_ns)
+    ring.format_ring(buffer, pid=5 + rank, process_start=9, anchor=anchor, lane_shares=(1,))
     writer = ring.RingWriter(buffer)
     writer.set_ranks(rank, rank, 4)
-    writer.set_facts({"node": "n1", "run": "r", "groups": [{"name": "0", "ranks": [0, 1, 2, 3]}]})
+    writer.set_facts({"node": node, "run": "r", "groups": [{"name": "0", "ranks": [0, 1, 2, 3]}]})
     group, name = writer.intern("0"), writer.intern("all_reduce")
 
     def span(kind, start, end, step, parent=0, **fields):
@@ -35,7 +40,7 @@ def write_rank(folder, rank, *, late_ns=0):
         span(
             "collective",
             begin + 25 * MS + late_ns,
-            begin + 30 * MS,
+            begin + 30 * MS + leaves_ns,
             number,
             back,
             group=group,
@@ -78,6 +83,41 @@ def test_stragglers(run):
     answer = stragglers([run]).to_json()
     assert answer["verdict"] == "found"
     assert [(row["rank"], row["lateness_us"]) for row in answer["stragglers"]] == [(2, 3000.0)]
+
+
+def test_a_rank_that_leaves_late_is_not_taken_for_a_clock(tmp_path):
+    """0.1 ms after its peers each time, on their host: its arrivals are where they were."""
+    for rank in range(4):
+        write_rank(
+            tmp_path / "run",
+            rank,
+            late_ns=3 * MS if rank == 2 else 0,
+            leaves_ns=100_000 if rank == 1 else 0,
+        )
+    answer = stragglers([tmp_path / "run"]).to_json()
+    assert {row["offset_us"] for row in answer["clock_offsets_us"]} == {0.0}
+    for row in answer["arrivals"]:
+        assert dict(zip(row["ranks"], row["after_first_us"], strict=True)) == {
+            0: 0.0, 1: 0.0, 3: 0.0, 2: 3000.0,
+        }  # fmt: skip
+        assert row["end_spread_us"] == 100.0
+
+
+def test_clocks_of_two_hosts_are_brought_together_as_in_the_report(tmp_path):
+    """Host n2 is 20 ms ahead; as read, its ranks 2 and 3 would come last to everything."""
+    for rank in range(4):
+        late = 3 * MS if rank == 1 else 0
+        node, ahead = ("n1", 0) if rank < 2 else ("n2", 20 * MS)
+        write_rank(tmp_path / "run", rank, late_ns=late, node=node, clock_ns=ahead)
+    answer = stragglers([tmp_path / "run"]).to_json()
+    assert [(row["rank"], row["lateness_us"]) for row in answer["stragglers"]] == [(1, 3000.0)]
+    added = {row["rank"]: row["offset_us"] for row in answer["clock_offsets_us"]}
+    assert added == {0: 0.0, 1: 0.0, 2: -20_000.0, 3: -20_000.0}
+    said = report(tmp_path / "run").to_json()["job"]["clocks"]["hosts"]
+    assert [(host["host"], host["ranks"], host["offset_us"]) for host in said] == [
+        ("n1", [0, 1], 0.0),
+        ("n2", [2, 3], 20_000.0),
+    ]
 
 
 def test_convert(run, tmp_path):

@@ -116,6 +116,7 @@ def clock_blocks(report: "Report") -> list[Block]:
                 Column(title="rank", numeric=True),
                 Column(title="offset", numeric=True),
                 Column(title="drift", numeric=True),
+                Column(title="known to", numeric=True),
                 Column(title="residual", numeric=True),
                 Column(title="collectives", numeric=True),
             ],
@@ -124,6 +125,7 @@ def clock_blocks(report: "Report") -> list[Block]:
                     o.rank,
                     f"{o.offset_ns / 1e6:+.3f} ms",
                     f"{o.drift_ppm:+.2f} ppm",
+                    None if o.uncertainty_ns is None else f"±{o.uncertainty_ns / 1e3:.0f} µs",
                     None if o.residual_ns is None else f"{o.residual_ns / 1e3:.0f} µs",
                     o.matches,
                 ]

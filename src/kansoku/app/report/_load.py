@@ -8,13 +8,14 @@ from typing import Any
 
 import polars as pl
 
+from kansoku.app._run_clocks import aligned_arrivals
 from kansoku.app.resources import ResourceUse, attach_resources, run_samples
 from kansoku.errors import InputError
 from kansoku.formats.run_directory import ProcessState, read_run
 from kansoku.formats.run_tables import read_tables
 from kansoku.model import Finding, RunFacts
-from kansoku.trace.clocks import ClockModel, estimate_clocks
-from kansoku.trace.collectives import arrivals, collective_rows
+from kansoku.trace.clocks import ClockModel
+from kansoku.trace.collectives import collective_rows
 from kansoku.trace.layout import Layout, read_layout
 from kansoku.trace.steps import merge_steps, step_rows
 
@@ -89,12 +90,7 @@ def load_run(path: Path | str) -> LoadedRun:
     if use is not None:
         steps = use.steps.select(steps.columns)  # the error columns stay in ``use``
     rows = collective_rows(spans, facts)
-    nodes = {rank.rank: rank.node for rank in facts.ranks if rank.rank is not None}
-    matched = arrivals(rows)
-    clocks = estimate_clocks(matched, nodes=nodes)
-    if clocks.applied:
-        del matched  # millions of rows: never two of them at once
-        matched = arrivals(rows, clocks)
+    matched, clocks = aligned_arrivals(rows, facts)
     return LoadedRun(
         path=path,
         facts=facts,

@@ -1,5 +1,6 @@
 """The report as a record: figures, verdict, findings, JSON and View."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from kansoku.app.report._findings import ReportPolicy, build_findings
 from kansoku.app.report._load import LoadedRun, load_run
 from kansoku.app.report._states import BlackBox, read_black_box
 from kansoku.model import Finding, Mfu, RunFacts
-from kansoku.trace.clocks import MIN_MATCHES
+from kansoku.trace.clocks import MIN_MATCHES, ClockModel, ClockOffset
 from kansoku.trace.collectives import CollectiveSummary, summarise
 from kansoku.trace.steps import gc_rows, queue_rows
 from kansoku.trace.stragglers import StragglerReport, find_stragglers
@@ -112,6 +113,27 @@ def _one(values: list[Any]) -> Any:
     return distinct[0] if len(distinct) == 1 else distinct or None
 
 
+def _clock(o: ClockOffset) -> dict[str, Any]:
+    return {
+        "offset_us": o.offset_ns / 1e3,
+        "drift_ppm": o.drift_ppm,
+        "uncertainty_us": None if o.uncertainty_ns is None else o.uncertainty_ns / 1e3,
+        "residual_us": None if o.residual_ns is None else o.residual_ns / 1e3,
+        "matches": o.matches,
+    }
+
+
+def _host_clocks(clocks: ClockModel, nodes: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Return one clock a host: its ranks share it."""
+    found: dict[str, list[ClockOffset]] = {}
+    for o in clocks.offsets:
+        found.setdefault(nodes.get(o.rank, f"rank {o.rank}"), []).append(o)
+    return [
+        {"host": host, "ranks": [o.rank for o in offsets], **_clock(offsets[0])}
+        for host, offsets in found.items()
+    ]
+
+
 def _job(answer: Report) -> dict[str, Any]:
     facts: RunFacts = answer.run.facts
     clocks = answer.run.clocks
@@ -140,16 +162,8 @@ def _job(answer: Report) -> dict[str, Any]:
             "reason": clocks.reason,
             "reference_rank": clocks.reference,
             "spread_us": None if clocks.spread_ns is None else clocks.spread_ns / 1e3,
-            "offsets": [
-                {
-                    "rank": o.rank,
-                    "offset_us": o.offset_ns / 1e3,
-                    "drift_ppm": o.drift_ppm,
-                    "residual_us": None if o.residual_ns is None else o.residual_ns / 1e3,
-                    "matches": o.matches,
-                }
-                for o in clocks.offsets
-            ],
+            "offsets": [{"rank": o.rank, **_clock(o)} for o in clocks.offsets],
+            "hosts": _host_clocks(clocks, {r.rank: r.node for r in ranks if r.rank is not None}),
         },
         "last_states": [
             {

@@ -118,18 +118,25 @@ class ArrivalReport:
 
 
 def find_stragglers(
-    ranks: Mapping[int, Sequence[Arrival]], policy: ArrivalPolicy | None = None
+    ranks: Mapping[int, Sequence[Arrival]],
+    policy: ArrivalPolicy | None = None,
+    *,
+    added_ns: Mapping[int, int] | None = None,
 ) -> ArrivalReport:
-    """Match, align, order and judge; the order of the rows given does not matter."""
+    """Match, align, order and judge; the order of the rows given does not matter.
+
+    With ``added_ns`` the stamps are on one clock already, and that was added to each rank's.
+    """
     policy = policy or ArrivalPolicy()
     matched = _match({rank: _sorted(rows) for rank, rows in ranks.items()})
     if not matched:
-        return _unknown("no collective was seen by two ranks or more", policy)
-    offsets = _align(matched)
+        return _unknown("no collective was seen by two ranks or more", policy, added_ns or {})
+    offsets = _align(matched) if added_ns is None else dict.fromkeys(ranks, 0)
     matched.sort(key=lambda item: (_when(item[1], offsets), item[0][0] or "", item[0][1:]))
     ordered = [_ordered(key, rows, offsets) for key, rows in matched]
     collectives = [c for c in ordered if _ends_agree(c, policy)]
-    return _judge(collectives, len(ordered) - len(collectives), offsets, policy)
+    added = offsets if added_ns is None else added_ns
+    return _judge(collectives, len(ordered) - len(collectives), added, policy)
 
 
 _Key = tuple[str | None, str, int]
@@ -152,13 +159,13 @@ def _sorted(rows: Sequence[Arrival]) -> list[Arrival]:
     return sorted(rows, key=lambda row: (row.start_ns, row.end_ns, row.operation))
 
 
-def _unknown(reason: str, policy: ArrivalPolicy) -> ArrivalReport:
+def _unknown(reason: str, policy: ArrivalPolicy, offsets: Mapping[int, int]) -> ArrivalReport:
     return ArrivalReport(
         verdict="unknown",
         reason=reason,
         stragglers=(),
         collectives=(),
-        offsets_ns={},
+        offsets_ns=dict(offsets),
         imposed_wait_ns={},
         policy=policy,
     )
