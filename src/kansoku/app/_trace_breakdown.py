@@ -8,6 +8,19 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from kansoku.app._trace_breakdown_rows import (
+    FIELDS,
+    collective_rows,
+    copy_rows,
+    cost_row,
+    figures_us,
+    idle_rows,
+    kernel_rows,
+    launch_rows,
+    queue_rows,
+    step_rows,
+    us,
+)
 from kansoku.app._trace_kinds import files_of
 from kansoku.app._trace_set import (
     Progress,
@@ -18,10 +31,9 @@ from kansoku.app._trace_set import (
     short_name,
 )
 from kansoku.catalog.kernels import kernel_rules
-from kansoku.trace.kineto.breakdown import Figures
 from kansoku.trace.kineto.ranks import missing_ranks
 from kansoku.trace.kineto.report import RankBreakdown, break_down, break_down_together
-from kansoku.trace.kineto.tables import CallCost, CollectiveRow
+from kansoku.trace.kineto.tables import CollectiveRow
 from kansoku.view import Block, Column, Sentence, Series, Table, Tone, View
 from kansoku.view import Line as ViewLine
 
@@ -35,25 +47,7 @@ SCHEMA = "kansoku.trace.breakdown/1"
 kernel_rules()  # read with the modules: no breakdown goes without them
 
 _FIGURES = ("span", "busy", "idle", "compute", "comm", "memory", "overlap", "exposed_comm")
-_FIELDS = {
-    "span": "span_ns",
-    "busy": "busy_ns",
-    "idle": "idle_ns",
-    "compute": "compute_ns",
-    "comm": "communication_ns",
-    "memory": "memory_ns",
-    "overlap": "overlap_ns",
-    "exposed_comm": "exposed_communication_ns",
-}
 _TOP_ROWS = 20
-
-
-def _us(value: float | None) -> float | None:
-    return None if value is None else value / 1000
-
-
-def _figures(figures: Figures) -> dict[str, float | None]:
-    return {f"{name}_us": _us(getattr(figures, field)) for name, field in _FIELDS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,21 +75,21 @@ class BreakdownResult:
         """One row per rank and step."""
         import polars as pl
 
-        return pl.DataFrame(self._step_rows(), infer_schema_length=None)
+        return pl.DataFrame(step_rows(self._each()), infer_schema_length=None)
 
     @cached_property
     def kernels(self) -> "pl.DataFrame":
         """One row per rank and kernel name."""
         import polars as pl
 
-        return pl.DataFrame(self._kernel_rows(), infer_schema_length=None)
+        return pl.DataFrame(kernel_rows(self._each()), infer_schema_length=None)
 
     @cached_property
     def collectives(self) -> "pl.DataFrame":
         """One row per collective kernel."""
         import polars as pl
 
-        return pl.DataFrame(self._collective_rows(), infer_schema_length=None)
+        return pl.DataFrame(collective_rows(self._each()), infer_schema_length=None)
 
     def _each(self) -> list[tuple[int | None, RankBreakdown]]:
         return list(zip(self.ranks_of, self.parts, strict=True))
@@ -105,62 +99,10 @@ class BreakdownResult:
             {
                 "rank": rank,
                 "file": part.file,
-                **_figures(part.figures),
+                **figures_us(part.figures),
                 "incomplete": list(incomplete),
             }
             for (rank, part), incomplete in zip(self._each(), self.incomplete_of, strict=True)
-        ]
-
-    def _step_rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "rank": rank,
-                "step": step.step,
-                "source": step.source,
-                "start_ns": part.base_ns + step.start_ns,
-                **_figures(step.figures),
-                "span_us": _us(step.end_ns - step.start_ns),
-            }
-            for rank, part in self._each()
-            for step in part.steps
-        ]
-
-    def _kernel_rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "rank": rank,
-                "name": row.name,
-                "kind": row.kind,
-                "family": row.family,
-                "calls": row.calls,
-                "total_us": _us(row.total_ns),
-                "mean_us": _us(row.mean_ns),
-                "median_us": _us(row.median_ns),
-                "min_us": _us(row.min_ns),
-                "max_us": _us(row.max_ns),
-            }
-            for rank, part in self._each()
-            for row in part.kernels
-        ]
-
-    def _collective_rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "rank": rank,
-                "op": row.operation,
-                "group": row.group,
-                "group_size": row.group_size,
-                "seq": row.sequence,
-                "stream": row.stream,
-                "start_ns": part.base_ns + row.start_ns,
-                "duration_us": _us(row.duration_ns),
-                "dtype": row.dtype,
-                "bytes": row.bytes,
-                "algbw_gb_per_s": _giga(row.algorithm_bytes_per_s),
-                "busbw_gb_per_s": _giga(row.bus_bytes_per_s),
-            }
-            for rank, part in self._each()
-            for row in part.collectives
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -169,77 +111,30 @@ class BreakdownResult:
         return {
             "schema": SCHEMA,
             "ranks": self._rank_rows(),
-            "steps": self._step_rows(),
-            "kernels": self._kernel_rows(),
-            "collectives": self._collective_rows(),
+            "steps": step_rows(each),
+            "kernels": kernel_rows(each),
+            "collectives": collective_rows(each),
             "missing_ranks": None if self.missing is None else list(self.missing),
             "rank_sources": [
                 {"rank": rank, "file": part.file, "source": source}
                 for (rank, part), source in zip(each, self.rank_sources, strict=True)
             ],
-            "idle": [
-                {
-                    "rank": rank,
-                    "host_bound_us": _us(part.idle.host_bound_ns),
-                    "kernel_wait_us": _us(part.idle.kernel_wait_ns),
-                    "other_us": _us(part.idle.other_ns),
-                }
-                for rank, part in each
-                if part.idle is not None
-            ],
+            "idle": idle_rows(each),
             "outside_steps": [
-                {"rank": rank, "busy_us": _us(part.outside_steps_busy_ns)} for rank, part in each
+                {"rank": rank, "busy_us": us(part.outside_steps_busy_ns)} for rank, part in each
             ],
-            "launches": [
-                {
-                    "rank": rank,
-                    "calls": part.launches.calls,
-                    "rows": part.launches.rows,
-                    "graph_calls": part.launches.graph_calls,
-                    "graph_rows": part.launches.graph_rows,
-                    "delay_median_us": _us(part.launches.delay_median_ns),
-                    "delay_p99_us": _us(part.launches.delay_p99_ns),
-                    "delay_max_us": _us(part.launches.delay_max_ns),
-                    "slow_delays": part.launches.slow_delays,
-                    "short_rows": part.launches.short_rows,
-                    "longer_than_work": part.launches.longer_than_work,
-                    "unmatched_rows": part.launches.unmatched_rows,
-                }
-                for rank, part in each
-                if part.launches is not None
-            ],
-            "queues": [
-                {
-                    "rank": rank,
-                    "stream": row.stream,
-                    "max_length": row.max_length,
-                    "mean_length": row.mean_length,
-                    "busy_ratio": row.busy_ratio,
-                }
-                for rank, part in each
-                for row in part.queues
-            ],
-            "copies": [
-                {
-                    "rank": rank,
-                    "name": row.name,
-                    "calls": row.calls,
-                    "bytes": row.bytes,
-                    "total_us": _us(row.total_ns),
-                    "gb_per_s": _giga(row.bytes_per_s),
-                }
-                for rank, part in each
-                for row in part.copies
-            ],
-            "modules": [_cost(rank, row) for rank, part in each for row in part.modules],
-            "annotations": [_cost(rank, row) for rank, part in each for row in part.annotations],
+            "launches": launch_rows(each),
+            "queues": queue_rows(each),
+            "copies": copy_rows(each),
+            "modules": [cost_row(rank, row) for rank, part in each for row in part.modules],
+            "annotations": [cost_row(rank, row) for rank, part in each for row in part.annotations],
             "operators": [
-                {"rank": rank, "name": name, "calls": calls, "host_us": _us(total)}
+                {"rank": rank, "name": name, "calls": calls, "host_us": us(total)}
                 for rank, part in each
                 for name, calls, total in part.operators
             ],
             "host": [
-                {"rank": rank, "span_us": _us(part.host_span_ns), "events": part.rows}
+                {"rank": rank, "span_us": us(part.host_span_ns), "events": part.rows}
                 for rank, part in each
             ],
             "notes": [
@@ -266,7 +161,7 @@ class BreakdownResult:
         rows = [
             [
                 "?" if rank is None else str(rank),
-                *(_ms(getattr(part.figures, field)) for field in _FIELDS.values()),
+                *(_ms(getattr(part.figures, field)) for field in FIELDS.values()),
             ]
             for rank, part in self._each()
         ]
@@ -349,7 +244,7 @@ class BreakdownResult:
                 None if step.step is None else str(step.step),
                 _ms(step.end_ns - step.start_ns),
                 *(
-                    _ms(getattr(step.figures, _FIELDS[name]))
+                    _ms(getattr(step.figures, FIELDS[name]))
                     for name in ("busy", "idle", "compute", "comm", "exposed_comm")
                 ),
             ]
@@ -517,21 +412,6 @@ def _collective_cells(rows: list[CollectiveRow]) -> list[Any]:
 
 def _ms(value: float | None) -> str | None:
     return None if value is None else f"{value / 1e6:,.3f}"
-
-
-def _giga(value: float | None) -> float | None:
-    return None if value is None else value / 1e9
-
-
-def _cost(rank: int | None, row: CallCost) -> dict[str, Any]:
-    return {
-        "rank": rank,
-        "name": row.name,
-        "calls": row.calls,
-        "host_us": _us(row.host_ns),
-        "device_us": _us(row.device_ns),
-        "device_rows": row.device_rows,
-    }
 
 
 def _other_formats(paths: Sequence[Path | str]) -> list[RankBreakdown]:

@@ -1,11 +1,28 @@
 """Drain a bad node, put a reserved one in, requeue the job; a dry run unless told."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kansoku.cli._flags import ClusterFlag, DryRunFlag, JsonFlag, SlurmJobFlag, StoreFlag
+
+# What else is done with a node, beside a response: its options stand here for length alone.
+_MarkFlag = Annotated[
+    str | None,
+    typer.Option(
+        metavar="STAGE", help="Move --node on in its life: repaired, validated or returned."
+    ),
+]
+_EvidenceFlag = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the vendor's evidence bundle of --node (.tar.gz)."),
+]
+_LogsFlag = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="With --evidence: dmesg, nvidia-smi -q of the node."),
+]
 
 
 def command(
@@ -42,22 +59,9 @@ def command(
         bool, typer.Option("--status", help="Show responses, breakers and nodes' lives.")
     ] = False,
     clear: Annotated[bool, typer.Option("--clear", help="Close the circuit breaker.")] = False,
-    mark: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STAGE", help="Move --node on in its life: repaired, validated or returned."
-        ),
-    ] = None,
-    evidence: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write the vendor's evidence bundle of --node (.tar.gz)."
-        ),
-    ] = None,
-    logs: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="With --evidence: dmesg, nvidia-smi -q of the node."),
-    ] = None,
+    mark: _MarkFlag = None,
+    evidence: _EvidenceFlag = None,
+    logs: _LogsFlag = None,
     store: StoreFlag = None,
     dry_run: DryRunFlag = True,
     as_json: JsonFlag = False,
@@ -65,15 +69,11 @@ def command(
     """Respond to an incident. Exit 1 if the response was refused or escalated."""
     from kansoku.app.respond_ways import Ways
     from kansoku.app.store import default_store
-    from kansoku.catalog import load_cluster
     from kansoku.cli import _respond
     from kansoku.diagnose.edge.journal import Journal
 
-    reserved = set(spare or ())
-    if cluster is not None:
-        reserved |= {n.name for n in load_cluster(cluster).nodes if n.reserved}
     ways = Ways(
-        spares=tuple(sorted(reserved)),
+        spares=_reserved(spare or (), cluster),
         reservation=reservation,
         check=check,
         progress=_absolute(progress),
@@ -98,6 +98,14 @@ def command(
         target = _respond.target(incident, node, slurm_job, reason)
         code = _respond.act(driver, target, dry_run=dry_run, as_json=as_json)
     raise typer.Exit(code)
+
+
+def _reserved(named: Iterable[str], cluster: str | None) -> tuple[str, ...]:
+    """Return the reserved nodes: those that were named, and the cluster file's."""
+    from kansoku.catalog import load_cluster
+
+    of_file = () if cluster is None else load_cluster(cluster).nodes
+    return tuple(sorted({*named, *(node.name for node in of_file if node.reserved)}))
 
 
 def _absolute(path: Path | None) -> str | None:

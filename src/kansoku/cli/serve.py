@@ -4,12 +4,15 @@ import re
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kansoku.cli._flags import ClusterFlag, StoreFlag
 from kansoku.errors import InputError
+
+if TYPE_CHECKING:
+    from kansoku.app.serve import ServeSettings
 
 __all__ = ["command"]
 
@@ -81,7 +84,7 @@ def command(
 
     With a cluster file that has a fabric it is the fabric's controller and analyser too.
     """
-    from kansoku.app.serve import Server, ServeSettings
+    from kansoku.app.serve import ServeSettings
     from kansoku.app.store import default_store
     from kansoku.app.watch import WatchSettings
     from kansoku.catalog import load_cluster
@@ -118,6 +121,13 @@ def command(
             )
         ),
     )
+    _run(settings)
+
+
+def _run(settings: "ServeSettings") -> None:
+    """Serve until a signal; say where."""
+    from kansoku.app.serve import Server
+
     server = Server(settings)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: server.interrupt())

@@ -184,95 +184,81 @@ def _switched_off(facts: Sequence[DeviceFact]) -> set[tuple[str | None, str | No
     return {(node, device) for node, device in disabled if device not in used}
 
 
+_BAD_STATE = re.compile(
+    r"^(?:\d+: )?(down|polling|disabled|init\w*|linkerrorrecovery|port_down|port_init)"
+)
+
+
+def _of_port(fact: DeviceFact, key: str, value: str, *, off: bool) -> list[Observation]:
+    """Return that a port is down; ``off``: it was switched off, and nobody uses it."""
+    text = f"{fact.key}: {fact.value}"
+    found = []
+    if re.search(r"(phys\w* )?state$", key) and _BAD_STATE.search(value.replace("'", "")):
+        strength, role = (0.3, "symptom") if off else (0.8, "root")
+        found.append(_observation(fact, "port-down", Domain.NETWORK, "link", strength, text, role))
+    if "link detected" in key and value == "no":
+        found.append(_observation(fact, "port-down", Domain.NETWORK, "link", 0.8, text))
+    return found
+
+
+def _of_pcie(fact: DeviceFact, key: str, value: str) -> list[Observation]:
+    """Return that lspci calls a link downgraded."""
+    if not ("lnksta" in key and "downgraded" in value and "width" in value):
+        return []
+    narrow = "(downgraded)" in value.partition("width")[2]
+    # Idle links lower their speed, never their width.
+    strength, role = (0.75, "root") if narrow else (0.3, "symptom")
+    text = f"{fact.key}: {fact.value}"
+    return [_observation(fact, "pcie-degraded", _link_domain(fact), "pcie", strength, text, role)]
+
+
+def _of_gpu(fact: DeviceFact, key: str, value: str) -> list[Observation]:
+    """Return that rows cannot be remapped, or that a GPU slows itself down."""
+    text = f"{fact.key}: {fact.value}"
+    found = []
+    remaps = re.search(r"remapping failure|pending", key) and re.search(r"remap|page|row", key)
+    if remaps and value == "yes":
+        found.append(_observation(fact, "gpu-remap-fail", Domain.GPU_HARDWARE, "memory", 0.8, text))
+    if re.search(r"(hw|thermal|power brake)", key) and "slowdown" in key and value == "active":
+        found.append(
+            _observation(fact, "gpu-hwslow", Domain.GPU_HARDWARE, "thermal or power", 0.75, text)
+        )
+    return found
+
+
+_SIDES = re.compile(r"\b(max|maximum|current|device current|device max|host max)\b")
+
+
+def _narrow_links(facts: Iterable[DeviceFact]) -> list[Observation]:
+    """Return the links that are narrower now than the same text says they could be."""
+    widths: dict[tuple[str | None, str | None, str], dict[str, DeviceFact]] = defaultdict(dict)
+    for fact in facts:
+        key = fact.key.lower()
+        if re.search(r"link (width|gen)|pcie generation|\bwidth\b|\bgen\b", key):
+            base = " ".join(_SIDES.sub("", key).split())
+            widths[fact.node, fact.device, base]["max" if "max" in key else "current"] = fact
+    found = []
+    for both in widths.values():
+        if set(both) != {"max", "current"} or "width" not in both["current"].key.lower():
+            continue
+        now, most = (_NUMBER.match(both[side].value) for side in ("current", "max"))
+        if now and most and float(now[0]) < float(most[0]):
+            fact = both["current"]
+            text = f"{fact.key} {fact.value}, {both['max'].value} possible"
+            found.append(_observation(fact, "pcie-degraded", _link_domain(fact), "pcie", 0.8, text))
+    return found
+
+
 def _alone(facts: Sequence[DeviceFact]) -> list[Observation]:
     """Return what single facts say."""
     found = []
-    widths: dict[tuple[str | None, str | None, str], dict[str, DeviceFact]] = defaultdict(dict)
     switched_off = _switched_off(facts)
     for fact in facts:
         key, value = fact.key.lower(), fact.value.lower()
-        base = re.sub(r"\b(max|maximum|current|device current|device max|host max)\b", "", key)
-        base = " ".join(base.split())
-        if re.search(r"link (width|gen)|pcie generation|\bwidth\b|\bgen\b", key):
-            side = "max" if "max" in key else "current"
-            widths[fact.node, fact.device, base][side] = fact
-        if re.search(r"(phys\w* )?state$", key) and re.search(
-            r"^(?:\d+: )?(down|polling|disabled|init\w*|linkerrorrecovery|port_down|port_init)",
-            value.replace("'", ""),
-        ):
-            off = (fact.node, fact.device) in switched_off
-            found.append(
-                _observation(
-                    fact,
-                    "port-down",
-                    Domain.NETWORK,
-                    "link",
-                    0.3 if off else 0.8,
-                    f"{fact.key}: {fact.value}",
-                    role="symptom" if off else "root",
-                )
-            )
-        if "link detected" in key and value == "no":
-            found.append(
-                _observation(
-                    fact, "port-down", Domain.NETWORK, "link", 0.8, f"{fact.key}: {fact.value}"
-                )
-            )
-        if "lnksta" in key and "downgraded" in value and "width" in value:
-            narrow = "(downgraded)" in value.partition("width")[2]
-            strength = 0.75 if narrow else 0.3  # idle links lower their speed, never their width
-            found.append(
-                _observation(
-                    fact,
-                    "pcie-degraded",
-                    _link_domain(fact),
-                    "pcie",
-                    strength,
-                    f"{fact.key}: {fact.value}",
-                    "root" if narrow else "symptom",
-                )
-            )
-        if (
-            re.search(r"remapping failure|pending", key)
-            and value == "yes"
-            and re.search(r"remap|page|row", key)
-        ):
-            found.append(
-                _observation(
-                    fact,
-                    "gpu-remap-fail",
-                    Domain.GPU_HARDWARE,
-                    "memory",
-                    0.8,
-                    f"{fact.key}: {fact.value}",
-                )
-            )
-        if re.search(r"(hw|thermal|power brake)", key) and "slowdown" in key and value == "active":
-            found.append(
-                _observation(
-                    fact,
-                    "gpu-hwslow",
-                    Domain.GPU_HARDWARE,
-                    "thermal or power",
-                    0.75,
-                    f"{fact.key}: {fact.value}",
-                )
-            )
-    for both in widths.values():
-        if set(both) == {"max", "current"}:
-            now, most = (_NUMBER.match(both[s].value) for s in ("current", "max"))
-            if (
-                now
-                and most
-                and float(now[0]) < float(most[0])
-                and "width" in both["current"].key.lower()
-            ):
-                fact = both["current"]
-                text = f"{fact.key} {fact.value}, {both['max'].value} possible"
-                found.append(
-                    _observation(fact, "pcie-degraded", _link_domain(fact), "pcie", 0.8, text)
-                )
-    return found
+        found += _of_port(fact, key, value, off=(fact.node, fact.device) in switched_off)
+        found += _of_pcie(fact, key, value)
+        found += _of_gpu(fact, key, value)
+    return found + _narrow_links(facts)
 
 
 def _domain_of(key: str) -> tuple[Domain, str]:

@@ -12,7 +12,7 @@ from kansoku.plan.layout import LayoutColumns, Training
 from kansoku.plan.memory import memory_columns
 from kansoku.plan.network import Group, Network
 from kansoku.plan.parameters import count_parameters
-from kansoku.plan.stages import split_layers
+from kansoku.plan.stages import Stages, split_layers
 
 __all__ = ["TimeColumns", "TrafficColumns", "step_time"]
 
@@ -243,6 +243,34 @@ def _exposed_gradients(
     return np.asarray(exposed, dtype=np.float64)
 
 
+def _bubble(
+    shape: ModelShape,
+    training: Training,
+    columns: LayoutColumns,
+    layer: _Layer,
+    end: Array,
+    stages: Stages,
+    m: Array,
+) -> Array:
+    """Return how long the mean stage is idle in a step of ``m`` micro-batches, in seconds.
+
+    ``end`` is the time of embedding, head and loss for one micro-batch.
+    """
+    one = layer.forward + layer.backward
+    last = stages.last * one + end
+    most = np.maximum(np.maximum(stages.first, stages.middle) * one, last)
+    fullest = np.where(columns.pp == 1, last, most)
+    mean = (shape.layers * one + end) / columns.pp
+    if training.schedule == "zero_bubble":
+        # ZB-H1 (arXiv 2401.10241): the weights' gradients fill a part of the bubble.
+        movable = layer.passes.weight_gradient_s * shape.layers / columns.pp
+        idle = np.maximum(mean - 2 * movable, 0)
+    else:
+        idle = mean / columns.vp
+    bubble: Array = (columns.pp - 1) * idle + m * (fullest - mean)
+    return bubble
+
+
 def step_time(
     shape: ModelShape, training: Training, columns: LayoutColumns, hardware: Hardware
 ) -> tuple[TimeColumns, TrafficColumns]:
@@ -261,29 +289,17 @@ def step_time(
     layer = _layer(shape, training, columns, engine, network, groups)
     ends = engine.ends(columns)
     stages = split_layers(shape.layers, columns)
-    alone = columns.pp == 1
     m = columns.micro_batches(training.global_batch).astype(np.float64)
     overlap = calibration.overlap
 
-    one = layer.forward + layer.backward
     end = ends.forward.total + ends.backward.total
-    last = stages.last * one + end
-    fullest = np.where(alone, last, np.maximum(np.maximum(stages.first, stages.middle) * one, last))
-    work = shape.layers * one + end
-    mean = work / columns.pp
-    hollow = one + end / shape.layers
-    if training.schedule == "zero_bubble":
-        # ZB-H1 (arXiv 2401.10241): the weights' gradients fill a part of the bubble.
-        movable = layer.passes.weight_gradient_s * shape.layers / columns.pp
-        idle = np.maximum(mean - 2 * movable, 0)
-    else:
-        idle = mean / columns.vp
-    bubble = (columns.pp - 1) * idle + m * (fullest - mean)
+    bubble = _bubble(shape, training, columns, layer, end, stages, m)
 
     # Between stages: one activation forward and one gradient backward a chunk and micro-batch.
     plane = columns.micro_batch * training.seq / columns.cp * shape.hidden * 2 / columns.tp
     hop = network.send(groups["pp"], plane)
     transfers = 2 * m * columns.vp * (columns.pp > 1)
+    hollow = layer.forward + layer.backward + end / shape.layers
     chunk = hollow * shape.layers / (columns.pp * columns.vp) / 2
     hidden = np.maximum(hop - chunk, 0) if overlap else hop
     steady = np.where(columns.vp > 1, hidden, hop)

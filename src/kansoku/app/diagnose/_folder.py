@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
@@ -13,6 +14,7 @@ from kansoku.app.diagnose._topology import cluster_of, leaf_map
 from kansoku.app.diagnose._traces import observe_traces
 from kansoku.app.trace_hang import HangReport
 from kansoku.catalog.signatures import Signature
+from kansoku.diagnose.checkpoints import CheckpointState
 from kansoku.diagnose.context import Context, Progress
 from kansoku.diagnose.device_text import compare_facts, measures_of_facts
 from kansoku.diagnose.edge.bundle import Bundle, read_bundle
@@ -69,6 +71,69 @@ def _begin_dumps(
         into.append(meanwhile.submit(observe_dumps, bundle.dumps))
 
 
+@dataclass(slots=True, kw_only=True)
+class _Gathered:
+    """What the readers of a folder told so far."""
+
+    found: list[Observation]
+    missing: list[str]
+    node_of_rank: dict[int, str]
+    job_nodes: set[str]
+    progress: dict[int | None, int]
+    """The time of the last step, by rank."""
+    endings: list[bool]
+    """How each log, and each launcher, says that the job ended."""
+    checkpoint: CheckpointState | None = None
+
+
+def _take_run(run: Path, bundle: Bundle, gathered: _Gathered) -> None:
+    """Take a kansoku run; one that cannot be read is named as missing."""
+    try:
+        planned = bundle.planned_step_s is not None
+        seen, loaded, nodes, unplanned = observe_run(run, planned=planned)
+    except InputError as error:
+        gathered.missing.append(str(error))
+        return
+    gathered.found += seen
+    gathered.missing += unplanned
+    gathered.checkpoint = checkpoints_of_run(loaded) or gathered.checkpoint
+    gathered.node_of_rank.update(nodes)
+    gathered.job_nodes |= set(nodes.values())
+    if loaded.facts.exit_code is not None:
+        gathered.endings.append(loaded.facts.exit_code == 0)
+    steps = loaded.steps
+    if len(steps):
+        ends = steps.group_by("rank").agg((pl.col("start_ns") + pl.col("duration_ns")).max())
+        for rank, end in ends.iter_rows():
+            if end is not None:
+                gathered.progress[rank] = max(gathered.progress.get(rank, end), end)
+
+
+def _of_numbers(bundle: Bundle) -> list[Observation]:
+    """Return what the numbers of tables, logs and tools say, also against a plan."""
+    numbers = [*bundle.numbers, measures_of_facts(bundle.facts)] if bundle.facts else bundle.numbers
+    if not numbers:
+        return []
+    found = dated(read_measures(pl.concat(numbers)), bundle.step_clock)
+    if bundle.planned_step_s is not None:
+        found += against_plan(pl.concat(numbers), bundle.planned_step_s)
+    return found
+
+
+def _context(bundle: Bundle, gathered: _Gathered) -> Context:
+    """Return what is known beside the observations."""
+    nodes = gathered.job_nodes | {o.node for o in gathered.found if o.node} | set(bundle.boots)
+    ended = bundle.slurm_ended or gathered.endings
+    return Context(
+        job_nodes=frozenset(gathered.job_nodes) if bundle.job_nodes else _whole(bundle),
+        nodes=frozenset(nodes),
+        progress=Progress(last_ns=gathered.progress, first_ns=bundle.reader.first_progress_ns),
+        ranks=frozenset(bundle.reader.ranks | set(gathered.node_of_rank)),
+        node_of_rank=gathered.node_of_rank,
+        ended_well=bool(ended) and all(ended),
+    )
+
+
 def diagnose_folder(
     path: Path,
     *,
@@ -90,7 +155,6 @@ def diagnose_folder(
             extra=extra,
             sorted_in=lambda sorted_in: _begin_dumps(sorted_in, meanwhile, of_dumps),
         )
-    reader = bundle.reader
     if not (bundle.text_files or bundle.dumps or bundle.traces or bundle.runs or more):
         why = "; ".join(bundle.skipped[:3]) or "it is empty"
         raise InputError(
@@ -98,65 +162,35 @@ def diagnose_folder(
             where=str(path),
             remedy="name a folder with logs, kernel logs, dumps, metrics, or a run",
         )
-    found = [*reader.observations, *more]
-    missing = _missing(bundle)
-    node_of_rank = dict(reader.node_of_rank)
-    job_nodes: set[str] = set(bundle.job_nodes)
-    progress = dict(reader.last_progress_ns)
-    endings = list(bundle.ended_well)
-    checkpoint = None
+    reader = bundle.reader
+    gathered = _Gathered(
+        found=[*reader.observations, *more],
+        missing=_missing(bundle),
+        node_of_rank=dict(reader.node_of_rank),
+        job_nodes=set(bundle.job_nodes),
+        progress=dict(reader.last_progress_ns),
+        endings=list(bundle.ended_well),
+    )
     for run in bundle.runs:
-        try:
-            planned = bundle.planned_step_s is not None
-            seen, loaded, nodes, unplanned = observe_run(run, planned=planned)
-        except InputError as error:
-            missing.append(str(error))
-            continue
-        found += seen
-        missing += unplanned
-        checkpoint = checkpoints_of_run(loaded) or checkpoint
-        node_of_rank.update(nodes)
-        job_nodes |= set(nodes.values())
-        if loaded.facts.exit_code is not None:
-            endings.append(loaded.facts.exit_code == 0)
-        steps = loaded.steps
-        if len(steps):
-            ends = steps.group_by("rank").agg((pl.col("start_ns") + pl.col("duration_ns")).max())
-            for rank, end in ends.iter_rows():
-                if end is not None:
-                    progress[rank] = max(progress.get(rank, end), end)
+        _take_run(run, bundle, gathered)
     for told in of_dumps:
         seen, _, unread = told.result()
-        found += seen
-        missing += unread
+        gathered.found += seen
+        gathered.missing += unread
     seen, unread = observe_traces(bundle.traces)
-    found += seen
-    missing += unread
-    found += outliers(bundle.stacks)
-    found += compare_facts(bundle.facts)
-    numbers = [*bundle.numbers, measures_of_facts(bundle.facts)] if bundle.facts else bundle.numbers
-    if numbers:
-        found += dated(read_measures(pl.concat(numbers)), bundle.step_clock)
-    if bundle.planned_step_s is not None and numbers:
-        found += against_plan(pl.concat(numbers), bundle.planned_step_s)
-    context = Context(
-        job_nodes=frozenset(job_nodes) if bundle.job_nodes else _whole(bundle),
-        nodes=frozenset(job_nodes | {o.node for o in found if o.node} | set(bundle.boots)),
-        progress=Progress(last_ns=progress, first_ns=reader.first_progress_ns),
-        ranks=frozenset(reader.ranks | set(node_of_rank)),
-        node_of_rank=node_of_rank,
-        ended_well=all(bundle.slurm_ended or endings) and bool(bundle.slurm_ended or endings),
-    )
+    gathered.found += [*seen, *outliers(bundle.stacks), *compare_facts(bundle.facts)]
+    gathered.missing += unread
+    gathered.found += _of_numbers(bundle)
+    context = _context(bundle, gathered)
     policy = policy or Policy()
-    found = blame_leaves(found, leaves, context.nodes | context.job_nodes, policy)
+    found = blame_leaves(gathered.found, leaves, context.nodes | context.job_nodes, policy)
     incident = reason(found, context, policy)
-    kept = checkpoints_of_folder(path, until_ns=max(progress.values(), default=None))
-    if kept.last is not None or kept.incomplete:
-        checkpoint = kept
+    kept = checkpoints_of_folder(path, until_ns=max(gathered.progress.values(), default=None))
+    of_folder = kept.last is not None or kept.incomplete
     return Diagnosis(
         incidents=() if incident is None else (incident,),
-        read=_read(bundle, missing),
-        missing=tuple(dict.fromkeys(missing)),
+        read=_read(bundle, gathered.missing),
+        missing=tuple(dict.fromkeys(gathered.missing)),
         policy=policy,
-        checkpoint=checkpoint,
+        checkpoint=kept if of_folder else gathered.checkpoint,
     )

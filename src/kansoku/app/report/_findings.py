@@ -1,5 +1,6 @@
 """What a report says in sentences: findings with evidence, most severe first."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import polars as pl
@@ -7,6 +8,7 @@ import polars as pl
 from kansoku.app.report._load import LoadedRun
 from kansoku.app.report._states import BlackBox, RankState
 from kansoku.model import Domain, Evidence, Finding, Phase, Severity, Subject, Verdict
+from kansoku.trace.blackbox import BlockedCollective
 from kansoku.trace.stragglers import Straggler, StragglerReport
 from kansoku.trace.throughput import Throughput
 
@@ -198,91 +200,101 @@ def _doing(rank: RankState) -> str:
     return text
 
 
+def _gone(rank: RankState) -> Finding:
+    """Return that a rank's process ended without closing its record."""
+    return Finding(
+        id="rank.gone",
+        subject=Subject(kind="rank", name=str(rank.rank)),
+        domain=None,
+        verdict=Verdict.FOUND,
+        severity=Severity.CRITICAL,
+        confidence=0.95,
+        sentence=f"Rank {rank.rank} (pid {rank.pid} on {rank.node}) ended without closing "
+        f"its record, as after SIGKILL or a crash; it was {_doing(rank)}.",
+        evidence=(
+            Evidence(
+                sentence="its record was open and the process is not there",
+                source=f"ring of pid {rank.pid}",
+                time_ns=rank.alive_ns,
+            ),
+        ),
+        source=_SOURCE,
+        onset_ns=rank.alive_ns,
+    )
+
+
+def _blocked_sentence(blocked: BlockedCollective, status: Mapping[int, RankState]) -> str:
+    """Return who waits in a collective, and for whom."""
+    if not blocked.missing:
+        return (
+            f"All members entered {blocked.op} {blocked.sequence} of group {blocked.group}, "
+            f"and ranks {_few(blocked.waiting)} never left it: a transfer that hangs or a "
+            "peer that died inside."
+        )
+    missing = ", ".join(
+        f"rank {rank} ({_doing(status[rank]) if rank in status else 'no record'}"
+        f"{', process gone' if rank in status and status[rank].process == 'gone' else ''})"
+        for rank in blocked.missing[:8]
+    )
+    return (
+        f"Ranks {_few(blocked.waiting)} wait in {blocked.op} {blocked.sequence} of group "
+        f"{blocked.group} for {missing}."
+    )
+
+
+def _blocked(
+    run: LoadedRun, blocked: BlockedCollective, status: Mapping[int, RankState]
+) -> Finding:
+    """Return that ranks wait in a collective; ``status`` is by rank."""
+    return Finding(
+        id="collective.blocked",
+        subject=Subject(kind="rank", name=str(blocked.missing[0]))
+        if len(blocked.missing) == 1
+        else _job(run),
+        domain=None,
+        verdict=Verdict.FOUND,
+        severity=Severity.CRITICAL,
+        confidence=0.9 if blocked.missing else 0.6,
+        sentence=_blocked_sentence(blocked, status),
+        evidence=tuple(
+            Evidence(
+                sentence=f"rank {rank} entered it",
+                source="open span",
+                time_ns=status[rank].state.since_ns if rank in status else None,
+            )
+            for rank in blocked.waiting[:16]
+        ),
+        source=_SOURCE,
+        onset_ns=blocked.entered_ns,
+    )
+
+
+def _failed(run: LoadedRun, code: int) -> Finding:
+    """Return that the job ended with another exit code than 0."""
+    what = f"signal {code - 128}" if code > 128 else f"exit code {code}"
+    return Finding(
+        id="job.failed",
+        subject=_job(run),
+        domain=None,
+        verdict=Verdict.FOUND,
+        severity=Severity.WARNING,
+        confidence=1.0,
+        sentence=f"The job ended with {what}.",
+        evidence=(Evidence(sentence=f"the launcher saw {what}", source="run.json"),),
+        source=_SOURCE,
+        onset_ns=run.facts.end_ns,
+    )
+
+
 def _black_box(run: LoadedRun, box: BlackBox) -> list[Finding]:
     if not box.stopped:
         return []
     gone = [rank for rank in box.ranks if rank.process == "gone"]
-    found = [
-        Finding(
-            id="rank.gone",
-            subject=Subject(kind="rank", name=str(rank.rank)),
-            domain=None,
-            verdict=Verdict.FOUND,
-            severity=Severity.CRITICAL,
-            confidence=0.95,
-            sentence=f"Rank {rank.rank} (pid {rank.pid} on {rank.node}) ended without closing "
-            f"its record, as after SIGKILL or a crash; it was {_doing(rank)}.",
-            evidence=(
-                Evidence(
-                    sentence="its record was open and the process is not there",
-                    source=f"ring of pid {rank.pid}",
-                    time_ns=rank.alive_ns,
-                ),
-            ),
-            source=_SOURCE,
-            onset_ns=rank.alive_ns,
-        )
-        for rank in gone[:8]
-    ]
     status = {rank.rank: rank for rank in box.ranks}
-    for blocked in box.blocked[:8]:
-        missing = ", ".join(
-            f"rank {rank} ({_doing(status[rank]) if rank in status else 'no record'}"
-            f"{', process gone' if rank in status and status[rank].process == 'gone' else ''})"
-            for rank in blocked.missing[:8]
-        )
-        if blocked.missing:
-            sentence = (
-                f"Ranks {_few(blocked.waiting)} wait in {blocked.op} {blocked.sequence} of group "
-                f"{blocked.group} for {missing}."
-            )
-        else:
-            sentence = (
-                f"All members entered {blocked.op} {blocked.sequence} of group {blocked.group}, "
-                f"and ranks {_few(blocked.waiting)} never left it: a transfer that hangs or a "
-                "peer that died inside."
-            )
-        found.append(
-            Finding(
-                id="collective.blocked",
-                subject=Subject(kind="rank", name=str(blocked.missing[0]))
-                if len(blocked.missing) == 1
-                else _job(run),
-                domain=None,
-                verdict=Verdict.FOUND,
-                severity=Severity.CRITICAL,
-                confidence=0.9 if blocked.missing else 0.6,
-                sentence=sentence,
-                evidence=tuple(
-                    Evidence(
-                        sentence=f"rank {rank} entered it",
-                        source="open span",
-                        time_ns=status[rank].state.since_ns if rank in status else None,
-                    )
-                    for rank in blocked.waiting[:16]
-                ),
-                source=_SOURCE,
-                onset_ns=blocked.entered_ns,
-            )
-        )
+    found = [_gone(rank) for rank in gone[:8]]
+    found += [_blocked(run, blocked, status) for blocked in box.blocked[:8]]
     code = run.facts.exit_code
-    if code not in (0, None):
-        what = f"signal {code - 128}" if code is not None and code > 128 else f"exit code {code}"
-        found.append(
-            Finding(
-                id="job.failed",
-                subject=_job(run),
-                domain=None,
-                verdict=Verdict.FOUND,
-                severity=Severity.WARNING,
-                confidence=1.0,
-                sentence=f"The job ended with {what}.",
-                evidence=(Evidence(sentence=f"the launcher saw {what}", source="run.json"),),
-                source=_SOURCE,
-                onset_ns=run.facts.end_ns,
-            )
-        )
-    return found
+    return found if code in (0, None) else [*found, _failed(run, code)]
 
 
 def _finding(
