@@ -13,6 +13,7 @@ from kansoku.errors import InputError
 
 if TYPE_CHECKING:
     from kansoku.app.serve import ServeSettings
+    from kansoku.store import Retention
 
 __all__ = ["command"]
 
@@ -36,6 +37,12 @@ def _size(text: str | None, flag: str) -> int | None:
     if match is None:
         raise InputError(f"{text!r} is not a size such as 200G", where=flag)
     return int(match[1]) * _SIZES[match[2]]
+
+
+def _retention(age: str | None, size: str | None) -> "Retention":
+    from kansoku.store import Retention
+
+    return Retention(default_age_s=_age(age, "--retention"), max_bytes=_size(size, "--max-size"))
 
 
 def command(
@@ -88,7 +95,7 @@ def command(
     from kansoku.app.store import default_store
     from kansoku.app.watch import WatchSettings
     from kansoku.catalog import load_cluster
-    from kansoku.store import Retention, StoreLimits
+    from kansoku.store import StoreLimits
 
     if store is not None and store.startswith(("http://", "https://")):
         raise InputError(f"{store} is a server; serve needs a folder", where="--store")
@@ -114,12 +121,7 @@ def command(
         client_authority=client_ca,
         cluster=load_cluster(cluster) if cluster else None,
         fabric=fabric,
-        store=StoreLimits(
-            retention=Retention(
-                default_age_s=_age(retention, "--retention"),
-                max_bytes=_size(max_size, "--max-size"),
-            )
-        ),
+        store=StoreLimits(retention=_retention(retention, max_size)),
     )
     _run(settings)
 
