@@ -5,6 +5,7 @@ long run costs no more than a short one.
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,20 +13,24 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from kansoku.app._late_rank import late_rank
 from kansoku.app._top_jobs import JobLine, about_job, job_lines
+from kansoku.app._top_ranks import (
+    RECENT_STEPS,
+    RankLine,
+    mfu_of,
+    middle_ms,
+    rank_lines,
+    tokens_per_s,
+)
+from kansoku.app._top_window import STEP_COLUMNS, RecentSteps
 from kansoku.app.peak import run_peak
 from kansoku.errors import InputError
 from kansoku.formats.run_directory import RunData, read_run
-from kansoku.model import PHASES, Phase, RunFacts
-from kansoku.model.mfu import live_mfu
+from kansoku.model import RunFacts
 from kansoku.store import LocalStore, Store
 from kansoku.trace.steps import step_rows
-from kansoku.trace.throughput import whole_steps
 
 __all__ = [
     "DeviceLine",
@@ -39,40 +44,21 @@ __all__ = [
     "top",
 ]
 
-_RECENT_STEPS = 60
-_NEWEST_STEPS = 2
 _WINDOW_NS = 60 * 1_000_000_000
 _JOBS_NS = 10 * 1_000_000_000
 _DEVICES_NS = 4 * 1_000_000_000
 """Agents send samples every ten seconds; thousands of series are not asked for each second."""
 _OVERLAP_NS = 15 * 1_000_000_000
 """Steps may arrive that late; what comes later is seen when the window is read whole again."""
+_BACK_NS = 5 * 1_000_000_000
+"""That often steps that came out of order are looked for; else only those that each rank lacks."""
 _WHOLE_NS = 30 * 1_000_000_000
 _LINES_NS = 3 * 1_000_000_000
 """Inside a job the others are looked at that often."""
-_STEP_COLUMNS = ("rank", "step", "start_ns", "duration_ns", "complete", "tokens",
-                 *(f"{phase.value}_ns" for phase in PHASES))  # fmt: skip
 _MOST_INCIDENTS = 200
 _FEWEST_RECORDS = 1024
 """Records of each lane of a ring: sixty steps of most jobs. More are read where they are not."""
 _MOST_RECORDS = 65_536
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankLine:
-    """One rank over its newest steps."""
-
-    rank: int
-    node: str
-    step: int
-    step_ms: float
-    """Median of the newest steps."""
-    phases: dict[Phase, float]
-    """Share of each phase in the newest steps; they sum to 1."""
-    trend: tuple[float, ...]
-    """Duration of the newest steps, ms, oldest first."""
-    late: bool = False
-    """The others wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,100 +112,6 @@ class TopSource(Protocol):
         """Let go."""
 
 
-def rank_lines(steps: pl.DataFrame, nodes: dict[int, str]) -> tuple[RankLine, ...]:
-    """Sum up each rank's newest complete steps; ``steps`` follow the steps table."""
-    done = steps.filter(pl.col("complete") & pl.col("rank").is_not_null())
-    if done.is_empty():
-        return ()
-    # By hand: sorting and listing a hundred thousand rows by queries costs four times as much.
-    rank, step = done["rank"].to_numpy().astype(np.int64), done["step"].to_numpy().astype(np.int64)
-    # One key and a stable sort: rows come nearly in order, which a merge finds.
-    order = np.argsort((rank << 32) + step, kind="stable")
-    ends = np.append(np.flatnonzero(np.diff(rank[order])) + 1, len(order))
-    firsts = np.maximum(np.append(0, ends[:-1]), ends - _RECENT_STEPS)
-    sizes = ends - firsts
-    starts = np.cumsum(sizes) - sizes
-    taken = order[np.repeat(firsts - starts, sizes) + np.arange(sizes.sum())]
-    took_ns = done["duration_ns"].to_numpy()[taken]
-    total_ns = np.add.reduceat(took_ns, starts)
-    shares = {
-        phase: np.add.reduceat(done[f"{phase.value}_ns"].fill_null(0).to_numpy()[taken], starts)
-        / np.maximum(total_ns, 1)
-        for phase in PHASES
-    }
-    columns = {phase: values.tolist() for phase, values in shares.items()}
-    middle_ms = (_medians(took_ns, starts, sizes) / 1e6).tolist()
-    trend_ms = (took_ns / 1e6).tolist()
-    lines, waits = [], {}
-    for n, (first, size, last) in enumerate(
-        zip(starts.tolist(), sizes.tolist(), order[ends - 1].tolist(), strict=True)
-    ):
-        number = int(rank[last])
-        waits[number] = columns[Phase.COLLECTIVE][n]
-        lines.append(
-            RankLine(
-                rank=number,
-                node=nodes.get(number, ""),
-                step=int(step[last]),
-                step_ms=middle_ms[n],
-                phases={phase: columns[phase][n] for phase in PHASES},
-                trend=tuple(trend_ms[first : first + size]),
-            )
-        )
-    late = late_rank(waits)
-    return tuple(replace(line, late=True) if line.rank == late else line for line in lines)
-
-
-def _medians(
-    values: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float64]:
-    """Return the median of each stretch of the values; none is longer than the newest steps."""
-    table = np.full((len(starts), _RECENT_STEPS), np.inf)
-    row = np.repeat(np.arange(len(starts)), sizes)
-    table[row, np.arange(len(values)) - starts[row]] = values
-    table.sort(axis=1)
-    each = np.arange(len(starts))
-    middle: npt.NDArray[np.float64] = (table[each, (sizes - 1) // 2] + table[each, sizes // 2]) / 2
-    return middle
-
-
-def _last_of_ranks(steps: pl.DataFrame, name: str) -> pl.Series:
-    """Return each rank's newest known value of a column."""
-    known = steps.filter(pl.col(name).is_not_null())
-    last = known["step"].max()
-    if isinstance(last, int):
-        # A thirtieth of the rows tells the same, unless a rank is that far behind.
-        newest = known.filter(pl.col("step") > last - _NEWEST_STEPS)
-        if newest["rank"].n_unique() == known["rank"].n_unique():
-            known = newest
-    return known.group_by("rank").agg(pl.col(name).get(pl.col("step").arg_max()))[name]
-
-
-def _tokens_per_s(steps: pl.DataFrame, lines: tuple[RankLine, ...]) -> float | None:
-    newest = _last_of_ranks(steps, "tokens")
-    if newest.is_empty() or not lines:
-        return None
-    step_s = _step_s(steps, lines)
-    return float(newest.sum()) / step_s if step_s else None
-
-
-def _mfu(steps: pl.DataFrame, lines: tuple[RankLine, ...], peak: float | None) -> float | None:
-    newest = _last_of_ranks(steps, "flops")
-    # A sum over some of the ranks only would be too low.
-    if not lines or not peak or len(newest) < len(lines):
-        return None
-    return live_mfu(float(newest.sum()), _step_s(steps, lines), peak)
-
-
-def _step_s(steps: pl.DataFrame, lines: tuple[RankLine, ...]) -> float:
-    """Return what a step of the job takes, over its newest ones; the slowest rank's without any."""
-    timed = steps.filter(pl.col("complete") & pl.col("rank").is_not_null())
-    mean = whole_steps(timed).tail(_RECENT_STEPS)["duration_ns"].mean()
-    if isinstance(mean, int | float):
-        return mean / 1e9
-    return max(line.step_ms for line in lines) / 1e3
-
-
 @lru_cache(maxsize=65_536)
 def _labels(text: str) -> Mapping[str, Any]:
     """Return the labels of a series: thousands, the same every second."""
@@ -235,11 +127,6 @@ def _on(nodes: Sequence[str] | None) -> dict[str, list[str]] | None:
 def _incident_text(row: Mapping[str, Any]) -> str:
     parts = (row["state"], row["kind"], row["domain"] or "unknown cause", row["subject"] or "")
     return " · ".join(part for part in parts if part)
-
-
-def _middle_ms(lines: tuple[RankLine, ...]) -> float | None:
-    times = sorted(line.step_ms for line in lines)
-    return times[len(times) // 2] if times else None
 
 
 @dataclass(kw_only=True)
@@ -276,7 +163,7 @@ class RunSource:
     def _look_further(self, data: RunData, lines: tuple[RankLine, ...]) -> None:
         """Read more of each ring next time where its newest records were too few steps."""
         steps = min((len(line.trend) for line in lines), default=0)
-        if steps >= _RECENT_STEPS // 2 or data.spans.is_empty():
+        if steps >= RECENT_STEPS // 2 or data.spans.is_empty():
             return
         most = int(data.spans["rank"].value_counts()["count"].to_numpy().max())
         if self._records <= most < _MOST_RECORDS:
@@ -299,7 +186,7 @@ class RunSource:
             last = spans.select(pl.col("step").max()).item()
             if last is not None:
                 spans = spans.filter(
-                    pl.col("step").is_null() | (pl.col("step") >= last - _RECENT_STEPS)
+                    pl.col("step").is_null() | (pl.col("step") >= last - RECENT_STEPS)
                 )
         steps = step_rows(spans, facts=data.facts, resources=data.resources)
         lines = rank_lines(steps, nodes)
@@ -309,9 +196,9 @@ class RunSource:
             title=f"{data.facts.run} · {state}",
             time_ns=self.now_ns(),
             ranks=lines,
-            step_ms=_middle_ms(lines),
-            tokens_per_s=_tokens_per_s(steps, lines),
-            mfu_ratio=_mfu(steps, lines, self._peak_flops(data.facts)),
+            step_ms=middle_ms(lines),
+            tokens_per_s=tokens_per_s(steps, lines),
+            mfu_ratio=mfu_of(steps, lines, self._peak_flops(data.facts)),
             incidents=tuple(data.missing[:3]),
             note=None if lines else "no finished step yet",
         )
@@ -338,9 +225,12 @@ class StoreSource:
     """Runs of no job."""
     _devices: tuple[int, tuple[str, ...] | None, tuple[DeviceLine, ...]] = (0, None, ())
     """When they were asked for, of which nodes, the answer."""
-    _steps: pl.DataFrame = field(default_factory=pl.DataFrame)
+    _steps: RecentSteps = field(default_factory=RecentSteps)
     _steps_of: str | None = None
     _whole_ns: int = 0
+    _back_ns: int = 0
+    _reading: threading.Lock = field(default_factory=threading.Lock)
+    """One answer at a time: what is kept between them is changed in place."""
     _listed: tuple[int, tuple[JobLine, ...]] = (0, ())
     """When every job was last looked at, and what was found."""
 
@@ -431,38 +321,46 @@ class StoreSource:
             self._devices = (now, nodes, found)
         return found
 
-    def _newest_steps(self, run: str, now: int) -> pl.DataFrame:
-        """Return the newest steps of the last minute; what was read before is not read again."""
-        since = now - _WINDOW_NS
-        kept = self._steps if run == self._steps_of else pl.DataFrame()
-        whole = kept.is_empty() or not 0 <= now - self._whole_ns < _WHOLE_NS
-        if not whole:
-            newest = kept["start_ns"].max()
-            since = max(since, newest - _OVERLAP_NS if isinstance(newest, int) else since)
-        steps = self.store.table("steps", since, now, {"run": run}).select(_STEP_COLUMNS)
-        if whole:
-            self._whole_ns = now
-        else:
-            old = kept.filter(
-                (pl.col("start_ns") < since) & (pl.col("start_ns") >= now - _WINDOW_NS)
-            )
-            steps = pl.concat([old, steps])
-        self._steps, self._steps_of = steps, run
-        return steps
+    def _read_steps(self, run: str, now: int) -> None:
+        """Read the steps of the last minute that were not read before."""
+        newest = self._steps.newest_ns() if run == self._steps_of else None
+        if newest is None or not 0 <= now - self._whole_ns < _WHOLE_NS:
+            self._steps.replace(self._steps_since(run, now - _WINDOW_NS, now), now - _WINDOW_NS)
+            self._steps_of, self._whole_ns = run, now
+            return
+        back = newest - _OVERLAP_NS
+        since = self._steps.missing_from_ns(_OVERLAP_NS)
+        lately = 0 <= now - self._back_ns < _BACK_NS
+        if lately and since is not None and self._add_steps(run, since, now):
+            return
+        # Also where rows did not fit: a rank that was not there may have sent several at once.
+        self._back_ns = now
+        self._add_steps(run, back, now)
+
+    def _add_steps(self, run: str, since: int, now: int) -> bool:
+        since = min(max(since, now - _WINDOW_NS), now - 1)
+        return self._steps.add(self._steps_since(run, since, now), since, from_ns=now - _WINDOW_NS)
+
+    def _steps_since(self, run: str, since: int, now: int) -> pl.DataFrame:
+        return self.store.table("steps", since, now, {"run": run}).select(STEP_COLUMNS)
 
     def _of_run(self, run: str, nodes: dict[int, str], now: int) -> TopSnapshot:
-        steps = self._newest_steps(run, now)
-        lines = rank_lines(steps, nodes)
+        self._read_steps(run, now)
+        lines = self._steps.lines(nodes)
         return TopSnapshot(
             title=self.title,
             time_ns=now,
             ranks=lines,
-            step_ms=_middle_ms(lines),
-            tokens_per_s=_tokens_per_s(steps, lines),
+            step_ms=middle_ms(lines),
+            tokens_per_s=self._steps.tokens_per_s(lines),
         )
 
     def snapshot(self) -> TopSnapshot:
         """Return what arrived within the last minute: jobs, or the ranks of the only run."""
+        with self._reading:
+            return self._snapshot()
+
+    def _snapshot(self) -> TopSnapshot:
         now = self.now_ns()
         incidents = self._incidents()
         lines = self._lines(now, incidents)
@@ -484,6 +382,10 @@ class StoreSource:
 
         Raises InputError for a job that is not there any more.
         """
+        with self._reading:
+            return self._job(key)
+
+    def _job(self, key: str) -> TopSnapshot:
         now = self.now_ns()
         incidents = self._incidents()
         listed_ns, lines = self._listed

@@ -164,7 +164,7 @@ class TopApp(App[None]):
         if not snapshot.jobs:
             return  # the row stays where it is for the way back
         narrow = self.size.width < _NARROW_COLUMNS
-        at = _key_at_cursor(table)
+        at = table.key_at(table.cursor_row)
         if narrow != self._jobs_narrow:
             self._jobs_narrow = narrow
             table.clear(columns=True)
@@ -276,14 +276,15 @@ class TopApp(App[None]):
         """Look into a job, a rank, or the node of a device."""
         if self._shown is None:
             return
-        wanted = event.row_key.value
-        if wanted == _MORE:
+        table = event.data_table
+        wanted = table.key_at(event.cursor_row) if isinstance(table, SteadyTable) else None
+        if wanted is None or wanted == _MORE:
             return
-        if event.data_table.id == "jobs":
-            self._go(str(wanted))
+        if table.id == "jobs":
+            self._go(wanted)
             return
-        if event.data_table.id == "devices":
-            self.push_screen(_Detail(_node_text(str(wanted).split(" ")[0], self._shown)))
+        if table.id == "devices":
+            self.push_screen(_Detail(_node_text(wanted.split(" ")[0], self._shown)))
             return
         line = next((line for line in self._shown.ranks if str(line.rank) == wanted), None)
         if line is not None:
@@ -299,12 +300,6 @@ def _rank_cells(line: RankLine, *, narrow: bool) -> tuple[Text | str, ...]:
         spark(line.trend, 12 if narrow else 24),
         phase_strip(line.phases, 24 if narrow else 60),
     )
-
-
-def _key_at_cursor(table: SteadyTable) -> str | None:
-    if not table.row_count:
-        return None
-    return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
 
 
 def _device_cells(line: DeviceLine) -> tuple[str, ...]:

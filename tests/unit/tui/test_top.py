@@ -5,7 +5,8 @@ import asyncio
 import polars as pl
 import pytest
 
-from kansoku.app.top import DeviceLine, RankLine, TopSnapshot, _mfu, _tokens_per_s, rank_lines
+from kansoku.app._top_ranks import mfu_of, tokens_per_s
+from kansoku.app.top import DeviceLine, RankLine, TopSnapshot, rank_lines
 from kansoku.errors import InputError
 from kansoku.model import PHASES, Phase, table_schema
 from kansoku.tui import TopApp
@@ -194,7 +195,7 @@ def test_tokens_of_a_server_are_those_of_the_wall_clock():
             for s in range(3)
         ]
     )  # fmt: skip
-    assert _tokens_per_s(steps, rank_lines(steps, {})) == pytest.approx(12 / 4e-3)
+    assert tokens_per_s(steps, rank_lines(steps, {})) == pytest.approx(12 / 4e-3)
 
 
 def test_mfu_is_flops_over_the_jobs_step_and_every_devices_peak():
@@ -203,6 +204,6 @@ def test_mfu_is_flops_over_the_jobs_step_and_every_devices_peak():
         [{"rank": r, "step": 0, "duration_ns": 4_000_000, "flops": 3e9} for r in range(2)]
     )
     lines = rank_lines(steps, {})
-    assert _mfu(steps, lines, 3e12) == pytest.approx(0.5)
-    assert _mfu(steps.filter(pl.col("rank") == 0), lines, 3e12) is None
-    assert _mfu(steps, lines, None) is None
+    assert mfu_of(steps, lines, 3e12) == pytest.approx(0.5)
+    assert mfu_of(steps.filter(pl.col("rank") == 0), lines, 3e12) is None
+    assert mfu_of(steps, lines, None) is None
