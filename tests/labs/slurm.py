@@ -123,11 +123,15 @@ class SlurmLab:
         """Start (again) the slurmd of a node."""
         self.start(f"slurmd.{node}", "slurmd", "-D", "-N", node)
 
-    def kill_node(self, node: str) -> None:
-        """Kill a node's slurmd and its steps the hard way, as a power cut would."""
+    def kill_slurmd(self, node: str) -> None:
+        """Kill a node's slurmd alone, the hard way; its steps go on."""
         process = self._processes.pop(f"slurmd.{node}")
         process.send_signal(signal.SIGKILL)
         process.wait(10)
+
+    def kill_node(self, node: str) -> None:
+        """Kill a node's slurmd and its steps the hard way, as a power cut would."""
+        self.kill_slurmd(node)
         for pid in self._children(node):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

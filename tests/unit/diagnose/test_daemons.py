@@ -56,3 +56,38 @@ def test_a_node_whose_job_stopped_before_it_was_missed_is_lost(bundle):
     first = incident.hypotheses[0]
     assert (first.domain, str(first.subject)) == (Domain.HOST, "node:kbfcdn01")
     assert not [h for h in incident.hypotheses if h.component == "node daemon"]
+
+
+# Real lines of the node's own log: the step's daemon outlived its slurmd, and the scheduler's word.
+STEP_DAEMON = """\
+[2026-11-30T18:09:56.587] launch task StepId=1.0 request from UID:0 GID:0 HOST:127.0.0.1 PORT:41186
+[2026-11-30T18:10:34.084] [1.0] error: Failed to send MESSAGE_TASK_EXIT: Connection refused
+[2026-11-30T18:10:34.091] [1.0] done with job
+"""
+REBOOTED = """\
+[2026-11-30T18:10:40.084] error: Domain socket directory /var/spool/slurmd: No such file or directory
+[2026-11-30T18:10:40.114] slurmd version 22.05.8 started
+"""
+SACCT = """\
+JobID|JobName|State|ExitCode|Start|End|NNodes|NodeList
+1|train|NODE_FAIL|0:0|2026-11-30T18:09:56|2026-11-30T18:10:31|1|kbfcdn01
+1.0|python|CANCELLED|0:15|2026-11-30T18:09:56|2026-11-30T18:10:34|1|kbfcdn01
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (STEP_DAEMON, (Domain.SCHEDULER, "node daemon")),
+        # A node that was started anew writes too, and no step is there any more.
+        (REBOOTED, (Domain.HOST, "node lost")),
+    ],
+    ids=["lives", "rebooted"],
+)
+def test_without_dated_steps_the_steps_own_daemon_acquits_its_node(bundle, tmp_path, log, cause):
+    (tmp_path / "slurmd.kbfcdn01.log").write_text(log)
+    (tmp_path / "sacct.txt").write_text(SACCT)
+    (incident,) = bundle(2).incidents
+    first = incident.hypotheses[0]
+    assert str(first.subject) == "node:kbfcdn01"
+    assert (first.domain, first.component.partition(":")[0]) == cause
