@@ -4,9 +4,11 @@ The centre needs one row a rank and step. Full spans travel for every hundredth 
 steps that took twice their rank's median; the rest stays in the ring and the run's own folder.
 """
 
+import json
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -23,7 +25,7 @@ from kansoku.node import Sample, labels
 if TYPE_CHECKING:
     from kansoku.formats.run_directory import RunData
 
-__all__ = ["FromRings", "RingFollower"]
+__all__ = ["FromRings", "RingFollower", "with_nodes"]
 
 _log = logging.getLogger(__name__)
 _SLOW = 2.0
@@ -134,6 +136,7 @@ class RingFollower:
         wanted = self._wanted(run, fresh)
         if not wanted.is_empty():
             chosen = data.spans.join(wanted, on=["rank", "step"], how="semi")
+            chosen = with_nodes(chosen, {r.rank: r.node for r in data.facts.ranks})
             look.spans.append(chosen.select(list(table_schema("spans"))))
 
     def _settled(
@@ -182,3 +185,18 @@ class RingFollower:
         """Forget runs whose folder is gone; a long-lived agent sees thousands of jobs."""
         if len(self._ranks) > 10_000:
             self._ranks = {k: v for k, v in self._ranks.items() if k[0] in present}
+
+
+def with_nodes(spans: pl.DataFrame, nodes: Mapping[int | None, str]) -> pl.DataFrame:
+    """Return spans whose steps say in their attributes on which node the rank runs.
+
+    Step rows have no column for it; the spans of one step in so many travel with them.
+    """
+    texts = {rank: json.dumps(node) for rank, node in nodes.items() if rank is not None and node}
+    node = pl.col("rank").replace_strict(texts, default=None, return_dtype=pl.String)
+    others = "," + pl.col("attributes").str.slice(1)
+    text = '{"node":' + node + others.fill_null("}")
+    is_told = (pl.col("kind") == "step") & node.is_not_null()
+    return spans.with_columns(
+        attributes=pl.when(is_told).then(text).otherwise(pl.col("attributes"))
+    )

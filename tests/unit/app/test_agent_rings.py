@@ -1,11 +1,14 @@
 """The agent follows rings: each step once, full spans of sampled and slow steps only."""
 
+import json
 import os
 from pathlib import Path
 
+import polars as pl
 import pytest
 
-from kansoku.app.agent_rings import RingFollower
+from kansoku.app.agent_rings import RingFollower, with_nodes
+from kansoku.app.web_jobs._runs import nodes_of
 from kansoku.model import ring
 
 ANCHOR = (1_000, 1_700_000_000_000_000_000)
@@ -75,6 +78,31 @@ def test_spans_travel_for_sampled_and_slow_steps(tmp_path, job):
     spans = follower.read().tables["spans"]
     assert sorted(spans["step"].unique()) == [10, 12]
     assert sorted(spans["kind"].unique()) == ["forward", "step"]
+
+
+def test_steps_that_travel_say_where_the_rank_runs(tmp_path, job):
+    follower = RingFollower(tmp_path, sample_every=10)
+    job.run(*([10] * 10))
+    spans = follower.read().tables["spans"].sort("kind")
+    told = dict(spans.select("kind", "attributes").iter_rows())
+    assert told == {"forward": None, "step": '{"node":"n1"}'}
+    assert nodes_of(spans) == {0: "n1"}
+
+
+def test_what_a_span_says_already_stays():
+    spans = pl.DataFrame(
+        {
+            "kind": ["step", "step", "forward", "step"],
+            "rank": [0, 7, 0, None],
+            "attributes": ['{"incomplete":true}', None, None, None],
+        },
+        schema={"kind": pl.String, "rank": pl.Int32, "attributes": pl.String},
+    )
+    told = with_nodes(spans, {0: 'a"b', None: "c"})
+    assert [text and json.loads(text) for text in told["attributes"]] == [
+        {"node": 'a"b', "incomplete": True}, None, None, None,
+    ]  # fmt: skip
+    assert nodes_of(told) == {0: 'a"b'}
 
 
 def test_a_noisy_job_does_not_flood_the_centre(tmp_path, job):

@@ -5,6 +5,7 @@ has every span of every step. What agents send has every step row and the spans 
 Where both are there, the folder is read.
 """
 
+import contextlib
 import json
 import math
 from collections import OrderedDict
@@ -38,6 +39,7 @@ __all__ = [
     "load",
     "loaded_report",
     "need_run",
+    "nodes_of",
     "windowed",
 ]
 
@@ -276,18 +278,21 @@ def _from_rows(reading: Reading, known: KnownRun) -> LoadedRun:
     spans = reading.table("spans", filters=only, limit=_MOST_SPANS)
     if steps.is_empty() and spans.is_empty():
         raise InputError(f"run {known.run!r} has no rows")
+    nodes = nodes_of(spans)
+    stayed = "command, groups" if nodes else "command, node, groups"
     missing = [
         "Rows sent by agents: spans are of sampled and slow steps only.",
-        "What processes said of themselves (command, node, groups) stayed in the run's folder.",
+        f"What processes said of themselves ({stayed}) stayed in the run's folder.",
     ]
-    facts = _facts(reading, known, steps, missing)
+    facts = _facts(reading, known, steps, nodes, missing)
     if "run_delay_ns" not in steps.columns:
         steps = steps.with_columns(run_delay_ns=pl.lit(None, dtype=pl.Int64))
     rows = collective_rows(spans, facts)
     matched = arrivals(rows)
-    # Which rank ran where is not in the rows; a job on one node has one clock.
+    # A job on one node has one clock, also where its ranks' sampled spans have not come yet.
     alone = facts.nodes[0] if len(facts.nodes) == 1 else None
-    nodes = None if alone is None else {r.rank: alone for r in facts.ranks if r.rank is not None}
+    if alone is not None:
+        nodes = {r.rank: alone for r in facts.ranks if r.rank is not None}
     clocks = estimate_clocks(matched, nodes=nodes)
     if clocks.applied:
         matched = arrivals(rows, clocks)
@@ -304,18 +309,30 @@ def _from_rows(reading: Reading, known: KnownRun) -> LoadedRun:
     )
 
 
-def _facts(reading: Reading, known: KnownRun, steps: pl.DataFrame, missing: list[str]) -> RunFacts:
+def nodes_of(spans: pl.DataFrame) -> dict[int, str]:
+    """Return the node of each rank whose agent told it with a sampled step."""
+    told = spans.filter(pl.col("kind") == "step", pl.col("rank").is_not_null()).select(
+        "rank", node=pl.col("attributes").str.json_path_match("$.node")
+    )
+    return dict(told.drop_nulls().iter_rows())
+
+
+def _facts(
+    reading: Reading,
+    known: KnownRun,
+    steps: pl.DataFrame,
+    node_of: Mapping[int, str],
+    missing: list[str],
+) -> RunFacts:
     job = _job_row(reading, known.job)
-    nodes: tuple[str, ...] = ()
+    ranks = sorted(steps["rank"].drop_nulls().unique().to_list())
+    nodes = tuple(sorted(set(node_of.values()))) if set(ranks) <= node_of.keys() else ()
     if job is not None and job["node_list"]:
-        try:
+        with contextlib.suppress(ValueError):
             nodes = tuple(expand_nodes(str(job["node_list"])))
-        except ValueError:
-            nodes = ()
     device = _device(reading, job, nodes)
     if device is None:
         missing.append("The GPUs are not known: name their kind in the cluster file for MFU.")
-    ranks = sorted(steps["rank"].drop_nulls().unique().to_list())
     return RunFacts(
         run=known.run,
         command=(),
@@ -329,7 +346,7 @@ def _facts(reading: Reading, known: KnownRun, steps: pl.DataFrame, missing: list
                 rank=rank,
                 local_rank=None,
                 world_size=len(ranks),
-                node="",
+                node=node_of.get(rank, ""),
                 pid=0,
                 device=device,
                 torch_version=None,
