@@ -25,6 +25,7 @@ from kansoku.store._relation import Sealed, condition, file_list, relation, time
 from kansoku.store._schema import DDL, ROLLUPS, conform, missing_columns, quoted
 from kansoku.store._seal import Keeper, Retention
 from kansoku.store._series import SeriesDictionary, TextLimits
+from kansoku.store._wal import commits_out_of_reach, keep_damaged
 from kansoku.store._writer import Batch, InfoRow, OwnerRow, Writer
 from kansoku.store.broadcast import Broadcast, Listener
 from kansoku.store.queries import named_query
@@ -70,6 +71,7 @@ class LocalStore:
         self.limits = limits or StoreLimits()
         self._clock_ns = clock_ns
         self._closed = False
+        self._commits_lost = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = _own(folder)
@@ -88,6 +90,7 @@ class LocalStore:
         self.keeper.remove_strays()
 
     def _open(self) -> duckdb.DuckDBPyConnection:
+        self._look_at_log()
         try:
             database = duckdb.connect(
                 str(self.folder / "hot.duckdb"),
@@ -106,8 +109,24 @@ class LocalStore:
                 database.execute(statement)
         except duckdb.Error as error:
             self._lock.close()
-            raise StoreError(str(error), where=str(self.folder / "hot.duckdb")) from None
+            remedy = None
+            if "WAL" in str(error):
+                remedy = "move hot.duckdb.wal away: the store opens without its last writes"
+            raise StoreError(
+                str(error), where=str(self.folder / "hot.duckdb"), remedy=remedy
+            ) from None
         return database
+
+    def _look_at_log(self) -> None:
+        """Say which commits the engine will leave out in silence, and keep a copy of them."""
+        path = self.folder / "hot.duckdb.wal"
+        lost = commits_out_of_reach(path)
+        if lost:
+            self._commits_lost += lost
+            _log.error(
+                "%s is damaged: %d commits in it cannot be read and are lost; a copy is kept in %s",
+                path, lost, keep_damaged(path).name,
+            )  # fmt: skip
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         """Return a connection; open the database anew where the engine declared it invalid."""
@@ -466,6 +485,7 @@ class LocalStore:
             "rows_pending": self._writer.pending_rows,
             "commits": counts.commits,
             "failures": counts.failures,
+            "commits_lost": self._commits_lost,
             "series": len(self._writer.series),
             "disk_bytes": self.keeper.disk_bytes(),
             "sealed_hours": self.keeper.sealed_hours,
