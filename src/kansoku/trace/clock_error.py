@@ -19,7 +19,7 @@ __all__ = ["rival", "uncertain"]
 _INTERVAL = 2.2
 """Half a 95 % interval in standard errors, at the worse end of a line."""
 _ORDER = 0.4
-_ORDER_NS = 20e3
+_ORDER_NS = 10e3
 """How late against others a host may always leave: in widths of the core, and more."""
 _BLOCK = 8
 """Collectives on end that may err together: those of a step or two."""

@@ -16,7 +16,6 @@ import numpy as np
 from kansoku.trace.clock_error import rival, uncertain
 from kansoku.trace.clock_mixture import (
     NARROWEST_NS,
-    ROUNDS,
     USUAL_DRIFT,
     Bools,
     Frame,
@@ -114,17 +113,13 @@ def _in_doubt(frame: Frame, state: State, known: Bools) -> Floats:
 
 def _searched(part: Frame, known: Bools, starts: list[State]) -> State:
     """Return the most likely lines of several starts, counting those against that break bounds."""
-    few = int(known.sum()) <= _FEW_HOSTS
 
-    def tried(start: State, rounds: int = ROUNDS) -> tuple[float, State]:
+    def tried(start: State) -> tuple[float, State]:
         start = replace(start, middle=np.nan_to_num(start.middle))
-        state, likelihood = improved(part, start, rounds)
+        state, likelihood = improved(part, start)
         return likelihood - _BROKEN * _outside(part, state), state
 
-    first = ROUNDS if few else ROUNDS // 5
-    best = max((tried(start, first) for start in starts), key=lambda found: found[0])
-    if not few:
-        return tried(best[1])[1]
+    best = max((tried(start) for start in starts), key=lambda found: found[0])
     for _ in range(_PASSES):
         before = best[0]
         for moving in _movable(known, part.reference):
@@ -176,7 +171,7 @@ def _lines(
         if alone[host] > _UNTOLD * USUAL_DRIFT:  # the run is too short to say
             slope[host] = 0.0
         slope[host] = np.clip(slope[host], -MAX_DRIFT_PPM * 1e-6, MAX_DRIFT_PPM * 1e-6)
-        error[host] = max(error[host], doubt[host])
+        error[host] += doubt[host]
         if slope[host] == 0 and abs(middle[host]) < error[host]:
             middle[host] = 0.0  # no more than chance
     offset = middle - slope * centre
@@ -203,7 +198,7 @@ def fit(pairs: Pairs, *, rare: Bools, hosts: int, reference: int) -> Lines:
     floor = 0.5 / scatter
     frame = framed(pairs, pairs.time - centre, floor, rare, hosts, reference)
     wide = max(float(np.median(scatter)), 1.0)
-    scales = (*_SCALES_NS, wide) if hosts <= _FEW_HOSTS else (_SCALES_NS[0], wide)
+    scales = (*_SCALES_NS, wide) if hosts <= _FEW_HOSTS else (max(_SCALES_NS[-1], wide),)
     starts = [placed(frame, edges, scale) for scale in scales]
     known = ~np.isnan(starts[0].middle)
     rows = known[pairs.first] & known[pairs.second]

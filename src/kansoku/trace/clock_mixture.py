@@ -14,7 +14,6 @@ from kansoku.trace.clock_pairs import Floats, Ints, Pairs
 
 __all__ = [
     "NARROWEST_NS",
-    "ROUNDS",
     "USUAL_DRIFT",
     "Bools",
     "Frame",
@@ -31,9 +30,9 @@ Bools = npt.NDArray[np.bool_]
 USUAL_DRIFT = 20e-6
 """Two crystals of one make differ by so much: what a short run cannot tell leans on that."""
 NARROWEST_NS = 20e3
-ROUNDS = 40
-_STILL = 0.01
-"""Gain in log likelihood of a round that is no gain."""
+_ROUNDS = 40
+_STILL, _STILL_PART = 0.01, 1e-6
+"""Gain in log likelihood of a round that is no gain: at least, and of the whole."""
 _RARE_PAIRS = 5.0
 
 
@@ -189,7 +188,7 @@ def _solved(frame: Frame, weight: Floats, apart: Floats, slope: Floats) -> tuple
     return found[0], found[1] / frame.half
 
 
-def improved(frame: Frame, state: State, rounds: int = ROUNDS) -> tuple[State, float]:
+def improved(frame: Frame, state: State) -> tuple[State, float]:
     """Alternate between who is of the core and where the lines are; also the likelihood."""
     pairs, kinds = frame.pairs, frame.kinds
     # As if a few more pairs had been seen, an eighth of the whole scatter off.
@@ -197,7 +196,7 @@ def improved(frame: Frame, state: State, rounds: int = ROUNDS) -> tuple[State, f
     off = more * (0.5 / frame.floor / 8) ** 2
     total = np.maximum(np.bincount(pairs.kind, minlength=kinds), 1)
     likelihood = -np.inf
-    for _ in range(rounds):
+    for _ in range(_ROUNDS):
         apart = apart_of(frame, state)
         belongs, each = belonging(frame, state, apart)
         now = float((each * pairs.share).sum())
@@ -212,7 +211,7 @@ def improved(frame: Frame, state: State, rounds: int = ROUNDS) -> tuple[State, f
             width=np.maximum(np.sqrt(squares / (sums + more)), NARROWEST_NS),
             core=np.clip(sums / total, 0.01, 0.99),
         )
-        if abs(now - likelihood) < _STILL:
+        if abs(now - likelihood) < max(_STILL, _STILL_PART * abs(now)):
             break
         likelihood = now
     return state, likelihood

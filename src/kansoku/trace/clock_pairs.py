@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 
 # More than these add nothing but time.
 _MAX_COLLECTIVES = 2000
-_MAX_PAIRS = 200_000
+_MAX_PAIRS = 400_000
 _ALL_PAIRS = 8
 """In larger groups a host is paired with those 1, 2, 4 … places on, not with everyone."""
 _DRIFT = 200e-6
@@ -67,6 +67,11 @@ def _offsets(members: int) -> list[int]:
     return [1 << n for n in range((members // 2).bit_length()) if 1 << n <= members // 2]
 
 
+def _one_in(members: int) -> int:
+    """Return one in how many collectives pairs a host with one of its partners, where sparse."""
+    return 1 if members <= _ALL_PAIRS else max(1, len(_offsets(members)) // 2)
+
+
 def _columns(part: pl.DataFrame) -> tuple[Ints, Floats, Floats, Ints]:
     """Return hosts, and per collective and host the ends, the starts, and the kinds."""
     hosts, column = np.unique(part["host"].to_numpy(), return_inverse=True)
@@ -87,18 +92,28 @@ def pair_up(shared: pl.DataFrame) -> Pairs:
     since the origin (the earliest end and the latest start of the host's ranks).
     """
     groups = [_columns(part) for part in shared.partition_by("group", maintain_order=True)]
-    wanted = sum(
+    counts = [
         min(len(kinds), _MAX_COLLECTIVES) * len(hosts) * len(_offsets(len(hosts)))
         for hosts, _, _, kinds in groups
-    )
+    ]
+    # Of too many, each collective pairs some partners and the next ones others: what it says of a
+    # host is nearly said by two, and more collectives count.
+    sparse = sum(counts) > _MAX_PAIRS
+    if sparse:
+        counts = [
+            count // _one_in(len(group[0])) for count, group in zip(counts, groups, strict=True)
+        ]
+    wanted = sum(counts)
     most = max(16, int(_MAX_COLLECTIVES * min(1.0, _MAX_PAIRS / max(wanted, 1))))
     found = []
     for hosts, ends, starts, kinds in groups:
-        rows = np.arange(len(kinds))
-        if len(rows) > most:
-            rows = np.linspace(0, len(rows) - 1, most).astype(np.int64)
-        seen = np.maximum((~np.isnan(ends[rows])).sum(axis=1), 2)
-        for step in _offsets(len(hosts)):
+        kept = np.arange(len(kinds))
+        if len(kept) > most:
+            kept = np.linspace(0, len(kept) - 1, most).astype(np.int64)
+        one_in = _one_in(len(hosts)) if sparse else 1
+        for turn, step in enumerate(_offsets(len(hosts))):
+            rows = kept[turn % one_in :: one_in]
+            seen = np.maximum((~np.isnan(ends[rows])).sum(axis=1), 2)
             every = step * 2 != len(hosts) and len(hosts) > _ALL_PAIRS
             last = len(hosts) if every else len(hosts) - step
             a = np.arange(last)
@@ -107,7 +122,7 @@ def pair_up(shared: pl.DataFrame) -> Pairs:
             end_a, end_b = ends[np.ix_(rows, one)], ends[np.ix_(rows, other)]
             here = ~(np.isnan(end_a) | np.isnan(end_b))
             at, pair = np.nonzero(here)
-            partners = np.minimum(seen[at], 2 * len(_offsets(len(hosts))) + 1)
+            partners = np.minimum(seen[at], 2 * len(_offsets(len(hosts))) / one_in + 1)
             found.append(
                 (
                     hosts[one[pair]], hosts[other[pair]], end_a[here], (end_a - end_b)[here],

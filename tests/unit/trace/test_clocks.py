@@ -264,6 +264,59 @@ def test_an_operation_that_ends_before_all_have_started_is_not_used_and_said():
     assert abs(model.at(2, START_NS) - 5e6) < 100_000
 
 
+def ends_of(late, *, every_ns=40 * MS, op="all_reduce", first=0):
+    """Return matched rows of hosts that leave ``late[host][n]`` ns after the end of operation n."""
+    late = {host: np.asarray(values) for host, values in late.items()}
+    count = len(next(iter(late.values())))
+    number = first + np.arange(count)
+    parts = [
+        pl.DataFrame(
+            {
+                "rank": np.full(count, host, dtype=np.int32),
+                "group": [op] * count,
+                "sequence": number,
+                "op": [op] * count,
+                "bytes": [1 << 20] * count,
+                "arrival_ns": START_NS + every_ns * number - 20 * MS,
+                "end_ns": START_NS + every_ns * number + values.round().astype(np.int64),
+                "seen": np.full(count, len(late), dtype=np.int32),
+            }
+        )
+        for host, values in late.items()
+    ]
+    return pl.concat(parts)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("alone", [(0,), (2,), (1, 3)])
+def test_the_clock_of_hosts_that_leave_early_every_second_time_is_not_claimed(alone, seed):
+    """They, the reference too, leave with the others or 1.7 ms before: nothing says which is right."""
+    rng = np.random.default_rng(seed)
+    late = {host: rng.exponential(40_000, 30) + 3 * MS for host in range(4)}
+    for host in alone:
+        late[host][::2] -= 1.7 * MS
+    model = estimate_clocks(ends_of(late))
+    for found in model.offsets[1:]:
+        error = abs(model.at(found.rank, START_NS + 600 * MS))
+        assert error <= found.uncertainty_ns
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_joins_a_host_loosely_makes_its_clock_less_known(seed):
+    """Host 1 by sharp ends; host 2 by twenty blurred ones, and always some 60 us after host 1."""
+    rng = np.random.default_rng(seed)
+    sharp = ends_of({host: rng.normal(0, 15_000, 200) for host in (0, 1)}, every_ns=4 * MS)
+    blurred = ends_of(
+        {1: rng.normal(0, 120_000, 20), 2: rng.normal(60_000, 120_000, 20)}, op="all_gather"
+    )
+    model = estimate_clocks(pl.concat([sharp, blurred]))
+    (_, near, far) = model.offsets
+    assert near.uncertainty_ns < 60_000 < far.uncertainty_ns
+    for found in (near, far):
+        for part in (0, 400, 800):
+            assert abs(model.at(found.rank, START_NS + part * MS)) <= found.uncertainty_ns
+
+
 def test_nothing_matched_is_said():
     facts, spans, _ = generate(Schedule(ranks=1, steps=5, backward_collectives=0))
     model = estimate_clocks(arrivals(collective_rows(spans, facts)))
