@@ -78,6 +78,7 @@ class TopApp(App[None]):
         self._filter = ""
         self._paused = False
         self._shown: TopSnapshot | None = None
+        self._said: dict[str, Text] = {}
         self._narrow: bool | None = None
         self._jobs_narrow: bool | None = None
 
@@ -124,12 +125,26 @@ class TopApp(App[None]):
     def show(self, snapshot: TopSnapshot) -> None:
         """Draw a snapshot."""
         self._shown = snapshot
-        self.query_one("#head", Static).update(self._head(snapshot))
+        self._say("#head", self._head(snapshot))
         self._fill_jobs(snapshot)
         self._fill_ranks(snapshot)
         self._fill_devices(snapshot)
         text = Text("\n").join(Text(plain_line(line), "yellow") for line in snapshot.incidents[:5])
-        self.query_one("#incidents", Static).update(text)
+        self._say("#incidents", text)
+
+    def _say(self, place: str, text: Text) -> None:
+        """Show a text; all else is laid out anew only where the text may need other lines."""
+        before = self._said.get(place)
+        if before == text:
+            return
+        self._said[place] = text
+        static = self.query_one(place, Static)
+        room = static.content_size.width
+        fits = before is not None and all(
+            line.cell_len <= room for one in (before, text) for line in one.split()
+        )
+        same = before is not None and before.plain.count("\n") == text.plain.count("\n")
+        static.update(text, layout=not (fits and same))
 
     def _head(self, snapshot: TopSnapshot) -> Text:
         clock = datetime.fromtimestamp(snapshot.time_ns / 1e9, UTC).strftime("%H:%M:%S UTC")
@@ -255,7 +270,7 @@ class TopApp(App[None]):
         """Show a job, or all of them."""
         self._job, self._paused = job, False
         self._apply("")
-        self.query_one("#head", Static).update("reading …")
+        self._say("#head", Text("reading …"))
         self._read(job)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

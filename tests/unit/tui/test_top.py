@@ -1,6 +1,7 @@
 """The live terminal at 80 × 24 and wider, driven by keys, without colour's help."""
 
 import asyncio
+import dataclasses
 
 import polars as pl
 import pytest
@@ -125,6 +126,18 @@ def test_pause_holds_the_picture():
         assert "run-1" in str(app.query_one("#head").render())
 
     drive(Source(SNAPSHOT, TopSnapshot(title="later", time_ns=1)), script)
+
+
+def test_a_head_that_needs_another_line_gets_it():
+    async def script(app, pilot):
+        head = app.query_one("#head")
+        for title, lines in (("run-1", 2), ("run-2", 2), ("a long name " * 9, 3), ("run-1", 2)):
+            app.show(dataclasses.replace(SNAPSHOT, title=title))
+            await pilot.pause()
+            assert head.size.height == lines
+            assert title.strip() in " ".join(str(head.render()).split())
+
+    drive(Source(SNAPSHOT), script, (120, 40))
 
 
 def test_an_empty_source_says_what_to_do_and_an_error_does_not_end_it():
