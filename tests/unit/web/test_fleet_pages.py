@@ -5,6 +5,7 @@ import polars as pl
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
+from tests.labs.english_left import english_left
 from tests.labs.fleet_day import DAY_END_NS, write_day
 from tests.labs.web_columns import decode
 
@@ -56,6 +57,25 @@ def test_every_page_and_its_twin_answer(client, path, language):
     assert "script-src 'self';" in policy
     twin = client.get(f"/api/v1/pages{path}")
     assert twin.json()["schema"].startswith("kansoku.web.")
+
+
+# What the made-up day's kernel, Slurm and incident say: other people's words stay as they are.
+QUOTED = {
+    "no ECC error was counted before", "Drain the node and replace", "Not responding",
+    "NVRM: Xid 79: GPU has fallen off the bus",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [*EVERY, "/nodes/unheard-of"])
+def test_no_english_sentence_is_left_in_japanese(client, path):
+    page = client.get(path, headers={"accept-language": "ja"})
+    assert page.status_code in {200, 404}
+    assert [text for text in english_left(page.text) if text not in QUOTED] == []
+
+
+def test_the_search_for_english_finds_it():
+    page = "<h1>概要</h1><p>the run is over <code>not this one</code></p><td title='no data yet'>"
+    assert english_left(page + "GPU forward 12 ms") == ["the run is over", "no data yet"]
 
 
 def test_the_node_that_fell_silent_and_the_free_ones_are_named(client, day):

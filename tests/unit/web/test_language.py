@@ -5,6 +5,7 @@ import re
 import pytest
 
 from kansoku.app.web_page import Columns
+from kansoku.catalog.metrics import metrics
 from kansoku.web import _language
 from kansoku.web._draw import in_language
 from kansoku.web._language import languages_texts, translate
@@ -16,6 +17,11 @@ def test_every_japanese_text_has_the_figures_of_the_english_one():
         found = re.findall(r"\{(\d*)\}", japanese)
         assert len(found) == wanted, english
         assert all(not number or int(number) < wanted for number in found), english
+        assert len({bool(number) for number in found}) < 2, english  # numbered all or none
+
+
+def test_every_metric_is_explained_in_japanese():
+    assert [m.meaning for m in metrics().values() if m.meaning not in languages_texts("ja")] == []
 
 
 def test_texts_with_figures_are_found_by_their_pattern(monkeypatch):
@@ -58,7 +64,7 @@ def test_the_browsers_preferred_language_is_heard(header, wanted):
 @pytest.mark.parametrize(
     ("english", "japanese"),
     [
-        ("Samples handed to the sink", "Samples handed to the sink"),  # no range, though "to" is
+        ("Readings handed to the sink", "Readings handed to the sink"),  # no range, though "to" is
         (("own work 1.15× the median of ranks 0, 1, 3 over steps 3-29, standing out in 100% of the "
          "windows; more than the peers a step: forward +7.7 ms"),
          ("自身の処理がランク 0, 1, 3 の中央値の 1.15 倍（ステップ 3–29）、区間の 100% で突出; "
