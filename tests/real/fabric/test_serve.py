@@ -129,6 +129,13 @@ def shown(client, text):
         time.sleep(0.2)
 
 
+def findings(client):
+    """Return subject and verdict of the findings in the store, where they come after the status."""
+    rows = client.get("/api/v1/tables/findings", params={"source": "fabric"}).json()
+    at = {one["name"]: n for n, one in enumerate(rows["columns"])}
+    return {(row[at["subject"]], row[at["verdict"]]) for row in rows["rows"]}
+
+
 def test_one_process_is_controller_analyser_and_pages(served):
     client, agents, folder = served
     clear = until(
@@ -140,8 +147,8 @@ def test_one_process_is_controller_analyser_and_pages(served):
     shown(client, "no open finding")
     agents["h2"].send_signal(signal.SIGSTOP)
     try:
-        status = until(client, lambda s: s["anomalies"])
-        assert {a["subject"] for a in status["anomalies"]} == {"node:h2"}
+        # A busy machine may be late with the report of a host that is well: not for long.
+        until(client, lambda s: {a["subject"] for a in s["anomalies"]} == {"node:h2"})
         asked = subprocess.run(
             [*KANSOKU, "fabric", "status", "--controller", str(client.base_url), "--json"],
             capture_output=True, text=True, cwd=folder, check=False,
@@ -158,8 +165,7 @@ def test_one_process_is_controller_analyser_and_pages(served):
     until(client, lambda s: s["verdict"] == "clear" and not s["anomalies"])
     counts = client.get("/api/v1/statistics").json()["fabric"]
     assert (counts["rnics"], counts["registered"], counts["failures"]) == (3, 3, 0)
-    rows = client.get("/api/v1/tables/findings", params={"source": "fabric"}).json()
-    at = {one["name"]: n for n, one in enumerate(rows["columns"])}
-    states = [(row[at["subject"]], row[at["verdict"]]) for row in rows["rows"]]
-    assert ("node:h2", "found") in states
-    assert ("node:h2", "none") in states
+    deadline = time.monotonic() + 30
+    while not {("node:h2", "found"), ("node:h2", "none")} <= (states := findings(client)):
+        assert time.monotonic() < deadline, states
+        time.sleep(0.2)
