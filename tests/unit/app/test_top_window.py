@@ -107,14 +107,14 @@ def test_a_rank_that_vanishes_leaves_the_picture_after_a_minute():
 
 
 def test_a_rank_that_restarts_does_its_steps_again():
-    """From second 30 on rank 1 starts over at step 20: steps 20 to 29 are done twice."""
+    """From second 33 on rank 1 starts over at step 23: steps 23 to 32 are done twice."""
 
     def scene(n):
-        own = n if n < 30 else n - 10
+        own = n if n < 33 else n - 10
         return [*second(n, [0]), row(1, own, NOW + (n - 1) * S, took_ns=S + n)]
 
     seen = list(pictures(scene, 110))
-    assert seen[35][0].ranks[1].step == 29
+    assert seen[35][0].ranks[1].step == 32
     assert seen[45][0].ranks[1].step == 35
     assert min(rows for _, rows in seen[-5:]) == 2  # back to reading what is new
 
@@ -133,10 +133,10 @@ def test_a_rank_that_joins_late_is_shown_with_what_it_did_before():
 
 
 def test_messages_that_are_late_are_not_missed():
-    """Rank 2 sends every ten seconds; each time its ten steps are there at once."""
+    """Rank 2 sends every seven seconds; each time its seven steps are there at once."""
 
     def scene(n):
-        sent = [one for m in range(n - 9, n + 1) for one in second(m, [2])] if n % 10 == 9 else []
+        sent = [one for m in range(n - 6, n + 1) for one in second(m, [2])] if n % 7 == 6 else []
         return second(n, range(2)) + sent
 
     list(pictures(scene, 75))
