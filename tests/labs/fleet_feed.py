@@ -311,7 +311,7 @@ def feed(folder, url, values, plan):
                     part.replace(values)
                 result, tables = agent.round()
                 sinks[name].put_tables(tables)
-                agent._sent += len(result.samples)
+                agent._handed_on += len(result.samples)
         for table, rows in logs(window, window["end_ns"], window["name"]).items():
             sinks["c001"].put(table, rows)
     for sink in sinks.values():
