@@ -174,10 +174,11 @@ def _lines(
         error[host] += doubt[host]
         if slope[host] == 0 and abs(middle[host]) < error[host]:
             middle[host] = 0.0  # no more than chance
-    offset = middle - slope * centre
+    # By its own clock again: of a time ``x`` read there, ``x = t + offset + slope × t``.
+    own = 1 + slope
     return Lines(
-        offset=offset * (1 - slope),  # by its own clock again
-        slope=slope,
+        offset=(middle - slope * centre) / own,
+        slope=slope / own,
         known=known,
         uncertainty=error,
         residual=_residuals(frame, replace(state, middle=middle, slope=slope)),
@@ -207,8 +208,10 @@ def fit(pairs: Pairs, *, rare: Bools, hosts: int, reference: int) -> Lines:
         return Lines(
             offset=zero, slope=zero, known=known, uncertainty=zero, residual=zero, refused={}
         )
-    # From here on time is the reference's: a host may be hours off.
-    time = (frame.time - np.nan_to_num(starts[0].middle)[pairs.first])[rows]
+    # From here on time is the reference's: a host may be hours off, and drifts for days.
+    start = starts[0]
+    time = (frame.time - np.nan_to_num(start.middle)[pairs.first]) / (1 + start.slope[pairs.first])
+    time = time[rows]
     part = framed(pairs.where(rows), time, floor, rare, hosts, reference)
     state = _searched(part, known, starts)
     return _lines(frame, part, edges, state, known, centre)

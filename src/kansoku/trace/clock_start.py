@@ -47,7 +47,8 @@ def _peak(
     time: Floats, apart: Floats, upper: Floats, lower: Floats, scale: float
 ) -> tuple[float, float]:
     """Return offset at 0 and slope where most pairs lie within ``scale``, inside the bounds."""
-    trend = theil_sen(time, apart)
+    order = np.argsort(time, kind="stable")  # neighbours come one after another
+    trend = theil_sen(time[order], apart[order])
     slope, error = np.nan_to_num((trend.slope, trend.error)).tolist()
     length = max(float(time.max() - time.min()), 1.0)
     cell = scale / 4
@@ -91,16 +92,18 @@ def partners(pairs: Pairs, hosts: int) -> dict[int, dict[int, Ints]]:
 def beside(
     frame: Frame, edges: dict[int, dict[int, Ints]], state: State, host: int
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return times, and of a host's clock what ends and bounds say beside placed neighbours."""
+    """Return times, the reference's, and what ends and bounds beside neighbours say of a clock."""
     pairs = frame.pairs
     near = [n for n in edges[host] if n != host and not np.isnan(state.middle[n])][:_NEIGHBOURS]
     parts = []
     for other in near:
         rows = edges[host][other]
         rows = rows[:: max(1, len(rows) * len(near) // MOST_POINTS)]
-        time = frame.time[rows]
-        base = state.middle[other] + state.slope[other] * time
         apart, high, low = pairs.apart[rows], pairs.upper[rows], pairs.lower[rows]
+        # The neighbour's end in the reference's time: by its own clock, days bend the lines.
+        shown = frame.time[rows] - (apart if host < other else 0.0)
+        time = (shown - state.middle[other]) / (1 + state.slope[other])
+        base = state.middle[other] + state.slope[other] * time
         if host > other:
             apart, high, low = -apart, -low, -high
         parts.append((time, apart + base, high + base, low + base))
