@@ -68,8 +68,8 @@ def kind_of(
         return "hang"
     if rules & _TIMEOUTS and not deaths:
         return "hang"
-    if lead is not None and not died and _is_slow(lead, rules):
-        return "slow"
+    if rules - SET_UP == {SLOW_TOLD} or (lead is not None and not died and _is_slow(lead, rules)):
+        return "slow"  # also where that is all that is said: too little to name a cause
     if lead is not None and not died and lead.rule == "stack.outlier":
         return "hang"
     if not died and (ended is False or rules & {"metric:step time", "finding.slow"}):
