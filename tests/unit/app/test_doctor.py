@@ -97,6 +97,14 @@ def test_the_compiler_that_cxx_names_is_the_one(tmp_path):
     assert next(iter(check_compiler(place))).found == "/opt/bin/my-c++"
 
 
+def test_variables_that_are_no_commands_name_no_compiler(tmp_path):
+    place = Situation(
+        machine=Machine(root=tmp_path), environment={"CC": 'gcc "', "CXX": "g++ '"},
+        find_program=lambda name: f"/usr/bin/{name}",
+    )  # fmt: skip
+    assert [check.state for check in check_compiler(place)] == ["limited", "limited"]
+
+
 def test_rings_without_a_folder(tmp_path):
     found = one(check_rings(situation(tmp_path, ring_folder=tmp_path / "none")))
     assert found.state == "broken"

@@ -24,6 +24,19 @@ import sys
 from kansoku.capture.payload import building
 building.built("phases.c", "part", (), lambda source, target: [sys.argv[1:]])
 """
+# A child subreaper, as PID 1 of a container is; a child of it is waited for here or not at all.
+ADOPTS = """
+import ast, ctypes, os, signal, sys
+from kansoku.capture.payload import building
+building._TIMEOUT_S = 20
+signal.signal(signal.SIGTERM, getattr(signal, sys.argv[1]))
+assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0
+print([building._compile(way, dict(os.environ)) for way in ast.literal_eval(sys.argv[2])])
+try:
+    print(os.waitpid(-1, 0))
+except ChildProcessError:
+    print("no child")
+"""
 
 
 @pytest.fixture
@@ -107,8 +120,39 @@ def test_the_environment_names_the_compiler():
     assert found("ccache gcc-13 -m64") == ["/bin/ccache", "gcc-13", "-m64"]
     with pytest.raises(FileNotFoundError, match="icc"):
         found("icc")
+    with pytest.raises(FileNotFoundError, match="CC is no command"):
+        found('gcc "')
     with pytest.raises(FileNotFoundError, match="cc, gcc, clang"):
         building.compiler(*building.C, environment={}, find=lambda _: None)
+
+
+@pytest.mark.parametrize("term", ["SIG_DFL", "SIG_IGN"])
+def test_a_job_that_adopts_orphans_keeps_no_zombie_of_a_compile(term):
+    """Nor waits for what TERM should have ended where the job ignores it."""
+    ways = [["true"], ["sh", "-c", "echo refused >&2; exit 3"]]
+    job = subprocess.run(
+        [sys.executable, "-c", ADOPTS, term, repr(ways)],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert job.stdout == "[(0, b''), (3, b'refused\\n')]\nno child\n"
+    assert job.stderr == ""
+
+
+def test_a_build_is_told_of_only_where_there_is_a_compiler(driver, capfd, monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(FileNotFoundError, match="no-such-compiler"):
+        building.built(
+            "phases.c", "part", (), lambda *_: [building.compiler(*building.C)], "compiling, once"
+        )
+    assert capfd.readouterr() == ("", "")
+    building.built(
+        "phases.c",
+        "part",
+        (),
+        lambda _, target: [["sh", "-c", ': > "$0"', target]],
+        "compiling, once",
+    )
+    assert capfd.readouterr() == ("", "compiling, once\n")
 
 
 def test_the_plugin_is_built_by_the_compiler_that_cc_names(tmp_path, monkeypatch):

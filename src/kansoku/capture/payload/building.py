@@ -24,12 +24,15 @@ CXX = ("CXX", "c++", "g++", "clang++")
 _TIMEOUT_S = 180
 
 # A compiler starts others, which outlive it; and nothing of a killed process runs, so that it could
-# end them. A shell leads them as a group, and kills it when the pipe that we hold is closed.
+# end them. A shell leads them as a group, and kills it when the pipe that we hold is closed. It
+# waits for what it started: a job that adopts orphans (PID 1 of a container) would keep a zombie of
+# each. By KILL, for what a job that ignores TERM starts ignores it too.
 _LED = """exec 3<&0 </dev/null
 { read -r _; kill -9 0; } <&3 >/dev/null 2>&1 &
 "$@" 3<&-
 code=$?
-kill $!
+kill -9 $!
+wait $! 2>/dev/null
 exit $code
 """
 
@@ -71,11 +74,12 @@ def built(
         if os.path.exists(target):
             return target
         partial = f"{target}.{os.getpid()}"
+        ways = commands(path, partial)  # raises where there is no compiler: nothing to be said then
         if note:
             print(note, file=sys.stderr)  # noqa: T201 - there is no logger here
         environment = {k: v for k, v in os.environ.items() if not k.startswith("LD_PRELOAD")}
         error = b"no command"
-        for command in commands(path, partial):
+        for command in ways:
             code, error = _compile(command, environment)
             if code == 0:
                 os.rename(partial, target)
@@ -118,9 +122,14 @@ def compiler(
 ) -> list[str]:
     """Return the command of a compiler: an environment variable's, else the first installed.
 
-    Its first word is where ``find`` found it. Raise FileNotFoundError where there is none.
+    Its first word is where ``find`` found it. Raise FileNotFoundError where there is none, or the
+    variable is no command.
     """
-    given = shlex.split((os.environ if environment is None else environment).get(variable, ""))
+    value = (os.environ if environment is None else environment).get(variable, "")
+    try:
+        given = shlex.split(value)
+    except ValueError as error:  # such as a quote that is never closed
+        raise FileNotFoundError(f"no compiler: {variable} is no command ({error})") from error
     for name in given[:1] or names:
         if path := find(name):
             return [path, *given[1:]]

@@ -28,7 +28,10 @@ def compile_c(source: Path, target: Path, *flags: str) -> None:
     import shutil
     import subprocess
 
-    given = shlex.split(os.environ.get("CC", ""))
+    try:
+        given = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:  # such as a quote that is never closed
+        raise OSError(f"CC is no command ({error})") from error
     found = (shutil.which(name) for name in given[:1] or _COMPILERS)
     compiler = next((path for path in found if path), None)
     if compiler is None:

@@ -71,3 +71,11 @@ def test_without_a_compiler(source, cache, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert compiled.kept_library(source, build=True) is None
     assert compiled.temporary_library(source) is None
+
+
+def test_a_variable_that_is_no_command_is_no_compiler(source, cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", 'gcc "')
+    with pytest.raises(OSError, match="CC is no command"):
+        compiled.compile_c(source, tmp_path / "answer.so")
+    assert compiled.kept_library(source, build=True) is None
+    assert compiled.temporary_library(source) is None
