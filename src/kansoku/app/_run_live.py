@@ -20,6 +20,7 @@ __all__ = ["LiveLine", "RankNow"]
 
 _WINDOW_NS = 10_000_000_000
 _BLOCK = 1024
+_COUNT = np.uint64((1 << ring.LANE_SHIFT) - 1)
 _STEPS = {"rank": pl.Int32, "step": pl.Int32, "start_ns": pl.Int64, "duration_ns": pl.Int64}
 
 
@@ -122,8 +123,7 @@ def _since(buffer: mmap.mmap, lane: ring.Lane, since_ns: int) -> np.ndarray[Any,
     The window is a small part of a lane, and the caches are the job's.
     """
     records = np.frombuffer(buffer, RECORD, lane.capacity, lane.offset)
-    # The writer notes its newest now and then; those after it stand a little further on.
-    newest = lane.head + _BLOCK // 4
+    newest = _newest(records, lane.head)
     found = [records[:0].copy()]
     for block in range(-(-lane.capacity // _BLOCK)):
         length = min(_BLOCK, lane.capacity - block * _BLOCK)
@@ -135,6 +135,20 @@ def _since(buffer: mmap.mmap, lane: ring.Lane, since_ns: int) -> np.ndarray[Any,
             break
     del records  # the map closes when no array looks at it
     return np.concatenate(found)
+
+
+def _newest(records: np.ndarray[Any, Any], head: int) -> int:
+    """Return the newest n: the writer notes it now and then, and goes on in order."""
+    count = _BLOCK // 4
+    while True:
+        count = min(count, len(records))
+        places = np.arange(head, head + count)
+        follows = records["id"].take(places, mode="wrap") & _COUNT == (places + 1).view(np.uint64)
+        if not follows.all():
+            return head + int(follows.argmin())
+        if count == len(records):
+            return head + count
+        count *= 4
 
 
 def _from_buffer(buffer: mmap.mmap, header: ring.Header, now_ns: int) -> RankNow:

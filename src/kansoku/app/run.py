@@ -196,9 +196,10 @@ class _Launch:
         deadline = time.monotonic() + _LAST_WORDS_S
         while True:
             drain.poll()
-            if not drain.copies:
+            if not drain.copies and not drain.held:
                 break
             if time.monotonic() > deadline:
+                drain.release()
                 self.miss("processes of the job outlived it; their rings are still in place")
                 return
             time.sleep(_POLL_S)
@@ -351,7 +352,9 @@ def _ended(child: subprocess.Popen[bytes], timeout_s: float) -> bool:
             child.wait(timeout_s)
         return child.returncode is not None
     try:
-        select.select([descriptor], [], [], timeout_s)
+        waiting = select.poll()  # select() knows no descriptor above 1,023
+        waiting.register(descriptor, select.POLLIN)
+        waiting.poll(timeout_s * 1e3)
     finally:
         os.close(descriptor)
     return child.poll() is not None

@@ -140,6 +140,7 @@ def test_5000_steps_through_a_small_ring_count_exactly(tmp_path):
             drain.poll()
             polls += 1
             if polls % 40 == 0:  # as if the process had been killed: nothing is carried over
+                drain.release()
                 drain = Drain(str(rings), str(out))
             time.sleep(0.05)
         output, _ = process.communicate()

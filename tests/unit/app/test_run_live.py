@@ -1,11 +1,15 @@
 """The line beside a running job, by hand."""
 
 import itertools
+import os
+import subprocess
+import sys
 
 import pytest
 
 from kansoku.app import _run_live
 from kansoku.app._run_live import LiveLine, RankNow, describe
+from kansoku.app.run import _ended
 from kansoku.model import ring
 
 RANK = RankNow(
@@ -76,3 +80,32 @@ def test_the_window_is_read_from_the_newest_back_over_the_seam(tmp_path, monkeyp
     line = LiveLine(tmp_path, None).read(20_000_000_001)
     assert line is not None
     assert line.split(" · ")[1] == "100.0 ms"
+
+
+def test_what_the_writer_has_not_noted_yet_is_read_too(tmp_path):
+    """A step of 3,000 waits: the head is noted when it ends."""
+    path = tmp_path / "n1-7.ring"
+    buffer = bytearray(1 << 20)
+    ring.format_ring(buffer, pid=7, process_start=0, anchor=(0, 10**18), lane_shares=(1,))
+    writer = ring.RingWriter(buffer)
+    wait = ring.pack_template(ring.KIND_CODES["collective_wait"], name=writer.intern("wait"))
+    writer.set_head()
+    for number in range(3_000):
+        span = writer.open(wait, number * 1_000_000, 0, 0)
+        writer.close(span, number * 1_000_000, number * 1_000_000 + 500_000, -1)
+    path.write_bytes(buffer)
+    found = _run_live._rank_now(path, 3_000_000_000)
+    assert found is not None
+    assert found.wait_ratio == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_child_is_waited_for_whatever_number_its_descriptor_has():
+    """More than 1,023, which select() refuses."""
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1_100)]
+    try:
+        with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.3)"]) as child:
+            assert not _ended(child, 0.01)
+            assert _ended(child, 60)
+    finally:
+        for descriptor in held:
+            os.close(descriptor)

@@ -44,7 +44,9 @@ def writer(tmp_path):
 
 @pytest.fixture
 def drain(tmp_path, writer):
-    return Drain(str(tmp_path / "rings"), str(tmp_path / "out"))
+    made = Drain(str(tmp_path / "rings"), str(tmp_path / "out"))
+    yield made
+    made.release()
 
 
 def closed(tmp_path):
@@ -93,7 +95,9 @@ def test_killed_and_started_again(tmp_path, writer, drain):
     drain.poll()
     writer.spans(writer.capacity // 2)
     writer.writer.close(span, 7, 99, -1)  # closed while nobody looked
-    again = Drain(drain.ring_dir, drain.out)
+    ring_dir, out = drain.ring_dir, drain.out
+    drain.release()  # as the kernel does
+    again = Drain(ring_dir, out)
     again.poll()
     writer.spans(4)
     again.poll()
@@ -101,6 +105,70 @@ def test_killed_and_started_again(tmp_path, writer, drain):
     assert len(data.spans) == 1 + 20 + writer.capacity // 2 + 4
     assert data.spans["duration_ns"].null_count() == 0
     assert data.processes[0].lost == 0
+
+
+def test_of_two_drains_one_copies_and_the_other_takes_over(tmp_path, writer, drain):
+    other = Drain(drain.ring_dir, drain.out)
+    for _ in range(3):
+        writer.spans(7)
+        drain.poll()
+        writer.spans(5)
+        other.poll()
+    assert other.held == {f"n1-{os.getpid()}.ring"}
+    assert not other.copies
+    writer.spans(2)
+    drain.release()  # as the kernel does for one that was killed
+    other.poll()
+    assert not other.held
+    data = read_run(tmp_path / "out")
+    assert len(data.spans) == 3 * 12 + 2
+    assert data.processes[0].lost == 0
+
+
+def test_what_is_written_while_the_drain_looks_is_no_hole(tmp_path, writer, drain, monkeypatch):
+    """The block was copied before, the look for a hole is at the ring as it is now."""
+    clock = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    look = module._Copy._hole
+    total = 0
+
+    def hole(copy, number, n):
+        writer.spans(3)
+        return look(copy, number, n)
+
+    for _ in range(20):
+        writer.spans(50)
+        with monkeypatch.context() as patch:
+            patch.setattr(module._Copy, "_hole", hole)
+            drain.poll()
+        total += 53
+        clock[0] += 0.5
+    drain.poll()
+    data = read_run(tmp_path / "out")
+    assert len(data.spans) == total
+    assert data.processes[0].lost == 0
+
+
+def test_a_record_that_is_never_written_costs_itself_after_a_second(
+    tmp_path, writer, drain, monkeypatch
+):
+    clock = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    writer.spans(4)
+    drain.poll()
+    span = writer.writer.open(writer.template, 1, 0, 0)
+    lane = ring.read_header(writer.buffer).lanes[0]
+    at = lane.offset + (span - 1) % lane.capacity * ring.RECORD_BYTES
+    writer.buffer[at : at + ring.RECORD_BYTES] = bytes(ring.RECORD_BYTES)  # a thread died in it
+    writer.spans(6)
+    for now in (0.1, 0.6, 1.1):
+        clock[0] = now
+        drain.poll()
+    assert len(closed(tmp_path)) == 4
+    clock[0] = 1.2
+    drain.poll()
+    assert len(closed(tmp_path)) == 10
+    assert read_run(tmp_path / "out").processes[0].lost == 1
 
 
 def test_a_full_disk_costs_nothing_while_the_ring_holds_it(tmp_path, writer, drain, monkeypatch):

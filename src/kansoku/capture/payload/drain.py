@@ -1,13 +1,15 @@
 """Keep what the rings of one node hold: copy every closed record to OUT/NODE/, without locks.
 
-One process a node, started by the launcher or by local rank 0 where no launcher is. It may be
-killed and started again at any time: how far it came stands in the copies, and what was not copied
-is still in the rings. It never touches the job. Run as a program:
+One process a node, started by the launcher or by local rank 0 where no launcher is. Where there are
+two, each ring is copied by the one that locked it first, and the other takes over when that one is
+gone. It may be killed and started again at any time: how far it came stands in the copies, and what
+was not copied is still in the rings. It never touches the job. Run as a program:
 ``python drain.py RING_DIR OUT [--parent PID]``.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import sys
@@ -49,8 +51,24 @@ class _Copy:
 
     def __init__(self, path: str, out: str):
         self.path = path
-        with open(path, "rb") as stream:
-            self.buffer = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        self.ring = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # open while its lock is held
+        try:
+            self._lock()
+            self._open(out)
+        except Exception:
+            os.close(self.ring)
+            raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self.ring, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass  # a file system without locks
+
+    def _open(self, out: str) -> None:
+        self.buffer = mmap.mmap(self.ring, 0, access=mmap.ACCESS_READ)
         header = ring.read_header(self.buffer)
         if header.file_kind != ring.RING:
             raise ring.RingError("a copy, not a ring")
@@ -59,15 +77,15 @@ class _Copy:
         self.records_offset = header.records_offset
         self.next = [1] * len(self.lanes)
         self.open: list[dict[int, bytes]] = [{} for _ in self.lanes]
-        self.stalled = [0.0] * len(self.lanes)
+        self.stalled = [(0, 0.0)] * len(self.lanes)
         self.again: list[bytes] = []
         self.lost = 0
         self.failed = 0
-        node = os.path.basename(path)[: -len(".ring")]
+        node = os.path.basename(self.path)[: -len(".ring")]
         facts = ring.read_facts(self.buffer, header)
         folder = os.path.join(out, str(facts.get("node") or node.rpartition("-")[0] or "node"))
         os.makedirs(folder, exist_ok=True)
-        self.target = os.path.join(folder, os.path.basename(path))
+        self.target = os.path.join(folder, os.path.basename(self.path))
         self.file = os.open(self.target, os.O_RDWR | os.O_CREAT, 0o644)
         self._head = self._body = b""
         self.facts_offset = header.facts_offset
@@ -191,14 +209,15 @@ class _Copy:
         lane = self.lanes[number]
         at = lane.offset + (n % lane.capacity) * ring.RECORD_BYTES
         following = int.from_bytes(self.buffer[at : at + 8], "little") & _COUNT
-        now = time.monotonic()
         if following != n + 1:
-            self.stalled[number] = 0.0
-        elif not self.stalled[number]:
-            self.stalled[number] = now
-        elif now - self.stalled[number] > _HOLE_S:
-            self.stalled[number] = 0.0
+            return False
+        now = time.monotonic()
+        at_n, since = self.stalled[number]
+        # The same one: a busy writer has long written what was missing when we copied the block.
+        if at_n == n and now - since > _HOLE_S:
             return True
+        if at_n != n:
+            self.stalled[number] = (n, now)
         return False
 
     def _look_again(self, number: int, kept: list[bytes]) -> None:
@@ -240,11 +259,16 @@ class _Copy:
             os.pwrite(self.file, data, self.size)
             self.size += len(data)
         os.ftruncate(self.file, self.size)
-        os.close(self.file)
         try:
             os.unlink(self.path)
         except FileNotFoundError:
             pass  # somebody cleaned up: nothing is left to do, and waiting would never end
+        self.release()
+
+    def release(self) -> None:
+        """Leave the ring to another drain."""
+        os.close(self.file)
+        os.close(self.ring)
 
 
 class Drain:
@@ -256,6 +280,8 @@ class Drain:
         self.copies: dict[str, _Copy] = {}
         self.refused: set[str] = set()
         self.finished: set[str] = set()
+        self.held: set[str] = set()
+        """Rings that another drain copies."""
 
     @property
     def wait_s(self) -> float:
@@ -279,7 +305,13 @@ class Drain:
                 self.finished.add(name)
         return kept
 
+    def release(self) -> None:
+        """Leave the rings to another drain."""
+        while self.copies:
+            self.copies.popitem()[1].release()
+
     def _find(self) -> None:
+        self.held.clear()
         try:
             names = [name for name in os.listdir(self.ring_dir) if name.endswith(".ring")]
         except OSError:
@@ -296,6 +328,8 @@ class Drain:
                         self.refused.add(name)
                 except OSError:
                     pass
+            except BlockingIOError:
+                self.held.add(name)
             except (OSError, ValueError):
                 continue  # a full disk or a file being made: next time
 
@@ -306,15 +340,16 @@ def main(arguments: list[str]) -> int:
     parent = int(arguments[3]) if len(arguments) > 3 and arguments[2] == "--parent" else 0
     drain = Drain(ring_dir, out)
     quiet_since = time.monotonic()
+    had_some = False
     while True:
         drain.poll()
         now = time.monotonic()
-        if drain.copies:
-            quiet_since = now
+        if drain.copies or drain.held:
+            quiet_since, had_some = now, True
         if parent:
-            if os.getppid() != parent and not drain.copies:
+            if os.getppid() != parent and not drain.copies and not drain.held:
                 return 0
-        elif now - quiet_since > _IDLE_S and (drain.finished or now - quiet_since > 60):
+        elif now - quiet_since > _IDLE_S and (had_some or now - quiet_since > 60):
             return 0
         time.sleep(drain.wait_s)
 
