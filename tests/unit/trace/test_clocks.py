@@ -133,7 +133,7 @@ def test_a_drift_that_no_clock_has_is_noise_and_said():
     model = estimate_clocks(shared(late), nodes={0: "a", 1: "b"})
     assert [o.drift_ppm for o in model.offsets] == [0.0, 0.0]
     assert model.at(1, START_NS) == 5 * MS + 600_000 * 10
-    (note,) = model.notes
+    (note,) = (note for note in model.notes if "drift" in note)
     # 600 us in 20 ms of the other's clock.
     assert "b seem to drift by +30,000 ppm" in note
 
@@ -333,6 +333,41 @@ def test_what_joins_a_host_loosely_makes_its_clock_less_known(seed):
     for found in (near, far):
         for part in (0, 400, 800):
             assert abs(model.at(found.rank, START_NS + part * MS)) <= found.uncertainty_ns
+
+
+@pytest.mark.parametrize("collectives", [15, 30, 60])
+def test_the_interval_of_few_collectives_holds_95_of_100_runs(collectives):
+    """Two hosts leave 0.3 ms late on average; clocks are up to 50 ms and 20 ppm apart."""
+    runs, length, held = 200, 10_000 * MS, 0
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        offset, drift = injected(2, seed)
+        late = {host: rng.exponential(300_000, collectives) for host in (0, 1)}
+        rows = ends_of(late, every_ns=length // (collectives - 1))
+        found = estimate_clocks(on_clocks(rows, offset, drift))
+        errors = []
+        for since in (0, length):
+            true = offset[1] + drift[1] * 1e-6 * since
+            errors.append(abs(found.at(1, round(START_NS + since + true)) - true))
+        held += max(errors) <= found.offsets[1].uncertainty_ns
+    assert held >= 0.95 * runs
+
+
+def test_an_interval_is_as_wide_as_the_fewest_collectives_between_make_it():
+    """Host 3 shares 400 with host 2, but only ten join both to the others.
+
+    Ends differ by 71 us, in the mean of ten by 22: 49 us in 95 % if many, three times for so few.
+    """
+    rng = np.random.default_rng(1)
+    near = ends_of({host: rng.normal(0, 50_000, 400) for host in (0, 1)}, every_ns=MS)
+    few = ends_of({host: rng.normal(0, 50_000, 10) for host in (1, 2)}, op="all_gather")
+    far = ends_of({host: rng.normal(0, 50_000, 400) for host in (2, 3)}, op="barrier", every_ns=MS)
+    _, one, two, three = (
+        found.uncertainty_ns for found in estimate_clocks(pl.concat([near, few, far])).offsets
+    )
+    assert one < 60_000
+    assert two > 120_000
+    assert three > 120_000
 
 
 def test_nothing_matched_is_said():
