@@ -6,8 +6,6 @@ its CPU time till then, and leaves both in ``FOLDER/RANK.json`` at its end. A fl
 step, so that all stop at the same one; the bare job has it too.
 """
 
-import gc
-import importlib
 import json
 import os
 import sys
@@ -16,31 +14,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
-from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.capture_job import BATCH, SEQUENCE, VOCABULARY, build, steps
+from benchmarks.capture_job import end_with, start_ranks, steps, training
 
 LONGEST_S = 600
 
 
 def rank_main(rank, folder, ranks, layers):
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})  # as launchers bind ranks
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks
-    )
-    model = DistributedDataParallel(build(layers))
-    optimizer = torch.optim.AdamW(model.parameters())
-    data = torch.randint(VOCABULARY, (64, SEQUENCE + 1))
-
-    def forever():
-        while True:
-            yield from torch.utils.data.DataLoader(data, batch_size=BATCH)
-
-    batches, flag = forever(), torch.zeros(1)
+    model, optimizer, batches = training(rank, folder, ranks, layers)
+    flag = torch.zeros(1)
     stop, began = folder / "stop", time.monotonic()
     steps(model, optimizer, batches, 10)
     (folder / f"{rank}.ready").touch()
@@ -62,18 +44,10 @@ def rank_main(rank, folder, ranks, layers):
 
 
 def main():
-    importlib.import_module("torch._dynamo")  # once, not in every rank
-    gc.freeze()
-    context = multiprocessing.get_context("fork")
     folder, (ranks, layers) = Path(sys.argv[1]), (int(text) for text in sys.argv[2:])
-    arguments = (folder, ranks, layers)
-    processes = [context.Process(target=rank_main, args=(r, *arguments)) for r in range(ranks)]
-    for process in processes:
-        process.start()
+    processes = start_ranks(rank_main, ranks, folder, ranks, layers)
     (folder / "pids").write_text(" ".join(str(process.pid) for process in processes))
-    for process in processes:
-        process.join()
-    sys.exit(max(process.exitcode for process in processes))
+    end_with(processes)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from tests.labs.training import bare_environment
 
-from benchmarks.bench_capture import Overhead, added
+from benchmarks.bench_capture import Overhead, added, overhead_rows
 from benchmarks.table import Row, print_table
 from kansoku.capture.attach.bpf import Bpf
 from kansoku.capture.attach.elf import Library
@@ -223,23 +223,9 @@ def calls_a_step(folder):
 
 def cost_rows(one):
     """Return the rows of one number of ranks."""
-    load = f"{one.ranks} ranks on {os.cpu_count()} cores, {one.step_ms:.0f} ms"
-    wall, cpu = one.wall, one.cpu
+    attached = "attached against detached"
     return [
-        Row(
-            what=f"attached against detached, step time, {load}",
-            measured=wall.percent,
-            unit="%",
-            target="",
-            peer=f"the same job, bare; [{wall.low:.1f}, {wall.high:.1f}] of {wall.pairs} pairs",
-        ),
-        Row(
-            what="the same, CPU time of all ranks",
-            measured=cpu.percent,
-            unit="%",
-            target="",
-            peer=f"the same job, bare; [{cpu.low:.1f}, {cpu.high:.1f}]",
-        ),
+        *overhead_rows(one.ranks, one.step_ms, one.wall, one.cpu, what=attached, most=None),
         Row(
             what="the attaching process's own CPU time",
             measured=one.watcher_percent,

@@ -11,6 +11,7 @@ short, since a machine's speed drifts.
 """
 
 import gc
+import importlib
 import json
 import os
 import signal
@@ -62,16 +63,15 @@ def steps(model, optimizer, batches, count):
     return wall
 
 
-def rank_main(rank, folder, ranks, rounds, profiled, layers, drain):
+def training(rank, folder, ranks, layers):
+    """Join the ranks, bound to a core as launchers bind them; return model, optimizer, batches."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})  # as launchers bind ranks
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks
     )
-    from _kansoku import hooks
-
     model = DistributedDataParallel(build(layers))
     optimizer = torch.optim.AdamW(model.parameters())
     data = torch.randint(VOCABULARY, (64, SEQUENCE + 1))
@@ -80,7 +80,31 @@ def rank_main(rank, folder, ranks, rounds, profiled, layers, drain):
         while True:
             yield from torch.utils.data.DataLoader(data, batch_size=BATCH)
 
-    batches = forever()
+    return model, optimizer, forever()
+
+
+def start_ranks(rank_main, ranks, *arguments):
+    """Fork the ranks and return their processes."""
+    importlib.import_module("torch._dynamo")  # once, not in every rank
+    gc.freeze()
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=rank_main, args=(r, *arguments)) for r in range(ranks)]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def end_with(processes):
+    """Wait for the ranks and exit as the worst of them."""
+    for process in processes:
+        process.join()
+    sys.exit(max(process.exitcode for process in processes))
+
+
+def rank_main(rank, folder, ranks, rounds, profiled, layers, drain):
+    model, optimizer, batches = training(rank, folder, ranks, layers)
+    from _kansoku import hooks
+
     steps(model, optimizer, batches, 10)
     result = {"bare": [], "recorded": [], "profiler": []}
     orders = (("bare", "recorded"), ("recorded", "bare"))
@@ -107,14 +131,5 @@ def rank_main(rank, folder, ranks, rounds, profiled, layers, drain):
 
 
 if __name__ == "__main__":
-    import torch._dynamo
-
-    gc.freeze()
-    context = multiprocessing.get_context("fork")
     given = (sys.argv[1], *(int(text) for text in sys.argv[2:]))
-    processes = [context.Process(target=rank_main, args=(r, *given)) for r in range(given[1])]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    sys.exit(max(process.exitcode for process in processes))
+    end_with(start_ranks(rank_main, given[1], *given))

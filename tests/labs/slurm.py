@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -454,11 +455,19 @@ def _logs(lab: SlurmLab, name: str) -> Callable[[], str]:
     )
 
 
-@pytest.fixture(scope="session")
-def slurm() -> Iterator[SlurmLab]:
-    """One Slurm for the whole session; tests must leave its nodes idle."""
-    reason = missing()
-    if reason:
-        pytest.skip(reason)
-    with slurm_lab() as lab:
-        yield lab
+def lab_fixture(scope: Literal["session", "function"], **options: Any) -> Any:
+    """Return a fixture of a Slurm of its own; it skips where the parts of one are missing."""
+
+    @pytest.fixture(scope=scope)
+    def lab() -> Iterator[SlurmLab]:
+        reason = missing()
+        if reason:
+            pytest.skip(reason)
+        with slurm_lab(**options) as made:
+            yield made
+
+    return lab
+
+
+slurm = lab_fixture("session")
+"""One Slurm for the whole session; tests must leave its nodes idle."""

@@ -2,19 +2,18 @@
 
 import polars as pl
 
-from kansoku.model import RunFacts
 from kansoku.trace.clocks import ClockModel, estimate_clocks
 from kansoku.trace.collectives import arrivals
 
 __all__ = ["aligned_arrivals"]
 
 
-def aligned_arrivals(rows: pl.DataFrame, facts: RunFacts) -> tuple[pl.DataFrame, ClockModel]:
+def aligned_arrivals(rows: pl.DataFrame, nodes: dict[int, str]) -> tuple[pl.DataFrame, ClockModel]:
     """Return who came when, on one clock, and the clocks of the hosts that this rests on.
 
-    ``rows`` is what :func:`kansoku.trace.collectives.collective_rows` returns.
+    ``rows`` is what :func:`kansoku.trace.collectives.collective_rows` returns, ``nodes`` the host
+    of each rank.
     """
-    nodes = {rank.rank: rank.node for rank in facts.ranks if rank.rank is not None}
     matched = arrivals(rows)
     clocks = estimate_clocks(matched, nodes=nodes)
     if clocks.applied:

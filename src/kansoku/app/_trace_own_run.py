@@ -95,7 +95,8 @@ def _missing_of(missing: Sequence[str], rank: int, ranks: Sequence[int]) -> tupl
 
 def own_run_clocks(data: RunData) -> ClockModel:
     """Return the clocks of the run's hosts, as its report has them."""
-    return aligned_arrivals(collective_rows(data.spans, data.facts), data.facts)[1]
+    rows = collective_rows(data.spans, data.facts)
+    return aligned_arrivals(rows, data.facts.node_of_rank)[1]
 
 
 def own_run_stragglers(

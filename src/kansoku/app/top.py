@@ -180,7 +180,7 @@ class RunSource:
         if not self.path.exists():
             raise InputError("no such run", where=str(self.path), remedy="name the --out folder")
         data, running = self._newest()
-        nodes = {rank.rank: rank.node for rank in data.facts.ranks if rank.rank is not None}
+        nodes = data.facts.node_of_rank
         spans = data.spans
         if not spans.is_empty():
             last = spans.select(pl.col("step").max()).item()

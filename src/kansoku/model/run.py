@@ -62,3 +62,8 @@ class RunFacts:
     nodes: tuple[str, ...]
     ranks: tuple[RankFacts, ...]
     missing: tuple[str, ...] = ()
+
+    @property
+    def node_of_rank(self) -> dict[int, str]:
+        """The node of each rank whose number is known."""
+        return {rank.rank: rank.node for rank in self.ranks if rank.rank is not None}

@@ -7,19 +7,13 @@ import sys
 
 import pytest
 from tests.labs import slurm_training
-from tests.labs.slurm import missing, poll, slurm_lab
+from tests.labs.slurm import lab_fixture, poll
 
 pytestmark = pytest.mark.real
 
 
-@pytest.fixture
-def lab():
-    """A cluster for one try: what dies in it stays dead."""
-    reason = missing()
-    if reason:
-        pytest.skip(reason)
-    with slurm_lab(nodes=2, gpus=1) as lab:
-        yield lab
+lab = lab_fixture("function", nodes=2, gpus=1)
+"""A cluster for one try: what dies in it stays dead."""
 
 
 def first_cause(bundle):

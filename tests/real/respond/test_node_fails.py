@@ -11,7 +11,7 @@ from collections import defaultdict
 
 import pytest
 from tests.labs import slurm_training
-from tests.labs.slurm import missing, poll, slurm_lab
+from tests.labs.slurm import lab_fixture, poll
 
 from kansoku.app.diagnose import diagnose_folder, diagnosis_json
 from kansoku.diagnose.edge.journal import Journal
@@ -19,14 +19,8 @@ from kansoku.diagnose.edge.journal import Journal
 pytestmark = pytest.mark.real
 
 
-@pytest.fixture
-def lab():
-    """A cluster for one try: what dies in it stays dead."""
-    reason = missing()
-    if reason:
-        pytest.skip(reason)
-    with slurm_lab(nodes=3, gpus=1) as lab:
-        yield lab
+lab = lab_fixture("function", nodes=3, gpus=1)
+"""A cluster for one try: what dies in it stays dead."""
 
 
 def losses(folder):

@@ -96,7 +96,7 @@ def observe_run(
     """
     run = load_run(path)
     answer = report(run)
-    nodes = {r.rank: r.node for r in run.facts.ranks if r.rank is not None}
+    nodes = run.facts.node_of_rank
     found = [_of_straggler(s, run, nodes) for s in answer.stragglers.stragglers]
     found += slowed(answer)
     beyond, missing = ([], []) if planned else beyond_expected(answer)

@@ -90,7 +90,7 @@ def load_run(path: Path | str) -> LoadedRun:
     if use is not None:
         steps = use.steps.select(steps.columns)  # the error columns stay in ``use``
     rows = collective_rows(spans, facts)
-    matched, clocks = aligned_arrivals(rows, facts)
+    matched, clocks = aligned_arrivals(rows, facts.node_of_rank)
     return LoadedRun(
         path=path,
         facts=facts,

@@ -163,7 +163,7 @@ def _job(answer: Report) -> dict[str, Any]:
             "reference_rank": clocks.reference,
             "spread_us": None if clocks.spread_ns is None else clocks.spread_ns / 1e3,
             "offsets": [{"rank": o.rank, **_clock(o)} for o in clocks.offsets],
-            "hosts": _host_clocks(clocks, {r.rank: r.node for r in ranks if r.rank is not None}),
+            "hosts": _host_clocks(clocks, facts.node_of_rank),
         },
         "last_states": [
             {

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import polars as pl
 
+from kansoku.app._run_clocks import aligned_arrivals
 from kansoku.app.peak import gpu_name
 from kansoku.app.report import LoadedRun, Report, load_run, report
 from kansoku.app.serve.access import hide_inside
@@ -26,8 +27,7 @@ from kansoku.app.web_reading import Reading
 from kansoku.errors import InputError
 from kansoku.formats.slurm import expand_nodes
 from kansoku.model import RankFacts, RunFacts
-from kansoku.trace.clocks import estimate_clocks
-from kansoku.trace.collectives import arrivals, collective_rows
+from kansoku.trace.collectives import collective_rows
 from kansoku.trace.layout import read_layout
 
 __all__ = [
@@ -288,14 +288,11 @@ def _from_rows(reading: Reading, known: KnownRun) -> LoadedRun:
     if "run_delay_ns" not in steps.columns:
         steps = steps.with_columns(run_delay_ns=pl.lit(None, dtype=pl.Int64))
     rows = collective_rows(spans, facts)
-    matched = arrivals(rows)
     # A job on one node has one clock, also where its ranks' sampled spans have not come yet.
     alone = facts.nodes[0] if len(facts.nodes) == 1 else None
     if alone is not None:
         nodes = {r.rank: alone for r in facts.ranks if r.rank is not None}
-    clocks = estimate_clocks(matched, nodes=nodes)
-    if clocks.applied:
-        matched = arrivals(rows, clocks)
+    matched, clocks = aligned_arrivals(rows, nodes)
     return LoadedRun(
         path=reading.folder,
         facts=facts,
