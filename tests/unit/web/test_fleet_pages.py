@@ -1,5 +1,7 @@
 """Pages of the machine over a store with a made-up day: what they must say is known by hand."""
 
+import re
+
 import numpy as np
 import polars as pl
 import pytest
@@ -197,6 +199,33 @@ def test_health_counts_agents_drops_and_failing_collectors(client, day):
     assert by_node["c002"]["dropped"] == 5
     assert not by_node["c004"]["dropped"]
     assert by_node[day[1].silent]["late_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("language", "label", "counter", "notes"),
+    [
+        ("en", "Commits lost", "commits lost", ("when the store opened", "a copy of it is kept")),
+        ("ja", "失われたコミット", "失われたコミット", ("ストアを開いた時点", "写しを残しています")),
+    ],
+)  # fmt: skip
+def test_health_says_what_a_damaged_log_lost(day, language, label, counter, notes):
+    store = day[0]
+    for lost, tone, note in zip((0, 1234), ("good", "bad"), notes, strict=True):
+        counts = {"store": {**store.statistics(), "commits_lost": lost}}
+        app = Starlette(
+            routes=routes(
+                store=store, access=Access({}, {}), clock_ns=lambda: DAY_END_NS, pages=PAGES,
+                statistics=lambda counts=counts: counts,
+            )
+        )  # fmt: skip
+        page = TestClient(app).get("/health", headers={"accept-language": language}).text
+        cards = re.findall(r'<li class="card (\w+)">(.*?)</li>', page, re.DOTALL)
+        ((said_tone, card),) = [one for one in cards if f">{label}<" in one[1]]
+        assert said_tone == tone
+        assert f"{lost:,}" in card
+        assert note in card
+        assert re.search(rf'<td class="k">{counter}</td><td class="n">{lost:,}', page)
+        assert language == "en" or english_left(page) == []
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ def _health(reading: Reading, _values: Mapping[str, str]) -> Screen:
                 ),
                 Card(label="Rows kept", value=f"{store.get('rows_kept', 0):,}",
                      note=f"{store.get('rows_pending', 0):,} waiting"),
+                *_commits_lost(store),
                 Card(label="On disk", value=_gib(store.get("disk_bytes"))),
                 Card(label="Memory of the server", value=_gib(process.get("memory_bytes"))),
             )
@@ -144,6 +145,21 @@ def _health(reading: Reading, _values: Mapping[str, str]) -> Screen:
         },
         live=("metrics", "events", "spans", "steps"),
     )  # fmt: skip
+
+
+def _commits_lost(store: Mapping[str, Any]) -> list[Card]:
+    """Return the card of what a damaged log took; none where the store counts no such thing."""
+    lost = store.get("commits_lost")
+    if lost is None:
+        return []
+    return [
+        Card(
+            label="Commits lost", value=f"{lost:,}", tone=Tone.BAD if lost else Tone.GOOD,
+            note="the log was damaged when the store opened; a copy of it is kept"
+            if lost
+            else "when the store opened",
+        )
+    ]  # fmt: skip
 
 
 def _gib(value: object) -> str:
