@@ -1,12 +1,13 @@
 """What a diagnosis knows beside the observations: the job's nodes and ranks, and when it got on."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kansoku.diagnose.observation import Observation
 from kansoku.model import Domain
 
-__all__ = ["Context", "Progress", "is_elsewhere"]
+__all__ = ["Context", "DaemonStart", "Progress", "Signs", "is_elsewhere"]
 
 _NUMBERS = re.compile(r"\d+")
 
@@ -25,6 +26,31 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonStart:
+    """What a scheduler's record of a node says of the node's daemon."""
+
+    booted_ns: int
+    """When the node booted, Unix ns, as its daemon said when it last registered."""
+    began_ns: int
+    """When that daemon began, Unix ns."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signs:
+    """Signs of life of nodes that a scheduler gave up."""
+
+    ended_tasks: Mapping[str, str] = field(default_factory=dict)
+    """``{node: file:row}``: the launcher heard of the end of its tasks after the word of its loss,
+    in a log without times."""
+    went_on: Mapping[str, str] = field(default_factory=dict)
+    """``{node: file:row}``: lines of further steps follow the word of its loss, in such a log."""
+    daemons: Mapping[str, DaemonStart] = field(default_factory=dict)
+    samples: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """When numbers were taken on the node itself, Unix ns, ascending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """What is known beside the observations."""
 
@@ -40,6 +66,7 @@ class Context:
     """The job is over; None where nobody knows."""
     ended_well: bool = False
     """It said that it is done, or Slurm said COMPLETED."""
+    signs: Signs = field(default_factory=Signs)
 
 
 def is_elsewhere(one: Observation, context: Context) -> bool:

@@ -31,6 +31,7 @@ __all__ = [
     "dated",
     "read_measures",
     "slower_than_planned",
+    "taken_on_the_node",
 ]
 
 Floats = npt.NDArray[np.float64]
@@ -463,6 +464,19 @@ def _diverges(grid: _Grid, quantity: Quantity) -> list[Observation]:
             text = f"{quantity.name} climbed from {_number(middles[best])} to {_number(late[-1])}"
             found.append(_say(grid, quantity, series, start, text, 1.5))
     return found
+
+
+_OF_THE_NODE = re.compile(r"\b(?:cpu|gpu|sm|load\d*|mem\w*|util\w*)\b")
+# A management controller tells these of a node that is down, too.
+_OF_CONTROLLERS = re.compile(
+    r"\b(?:temp\w*|power|watts?|volt\w*|fan|psu|pdu|inlet|chassis|ipmi|bmc|redfish|up|state|status)\b"
+)
+
+
+def taken_on_the_node(metric: str) -> bool:
+    """Say whether a metric of this name can only be read by a node that runs."""
+    words = words_of(metric)
+    return bool(_OF_THE_NODE.search(words)) and not _OF_CONTROLLERS.search(words)
 
 
 def _silent(frame: pl.DataFrame) -> list[Observation]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from kansoku.diagnose.actions import actions_for
 from kansoku.diagnose.context import Context, is_elsewhere
-from kansoku.diagnose.daemons import silent_daemons
+from kansoku.diagnose.daemons import silent_daemons, undecided, with_alternative
 from kansoku.diagnose.kinds import SET_UP, SLOW_TOLD, kind_of, stuck_since, survived
 from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.policy import Policy
@@ -252,7 +252,7 @@ def diagnose(
     """
     policy = policy or Policy()
     seen = _placed(seen, context.node_of_rank)
-    seen += silent_daemons(seen, context.progress.latest_ns, context.job_nodes)
+    seen += silent_daemons(seen, context)
     wrong = [o for o in seen if o.role in {"root", "either", "symptom", "cascade"}]
     if not wrong:
         return None
@@ -282,13 +282,16 @@ def diagnose(
     )
     if kind == "hang" and begin:
         begin = stuck_since(seen, begin)
+    hypotheses = [_hypothesis(g, total, doubts) for g in found[: policy.alternatives]]
+    if lead is not None and undecided(scoped, lead, context):
+        hypotheses = with_alternative(hypotheses, lead, context)[: policy.alternatives]
     return Incident(
         id=f"{lead.rule if lead else 'unknown'}@{begin}",
         onset_ns=begin,
         kind=kind,
         subject=found[0].subject if found else None,
         verdict=Verdict.FOUND if found else Verdict.UNKNOWN,
-        hypotheses=tuple(_hypothesis(g, total, doubts) for g in found[: policy.alternatives]),
+        hypotheses=tuple(hypotheses),
         cascades=_cascades(scoped),
         state="open",
     )

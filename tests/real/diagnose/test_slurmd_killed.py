@@ -16,15 +16,21 @@ lab = lab_fixture("function", nodes=2, gpus=1)
 """A cluster for one try: what dies in it stays dead."""
 
 
-def first_cause(bundle):
-    """Return the first hypothesis of the command's answer, and the whole answer."""
+def causes(bundle):
+    """Return the hypotheses of the command's answer, and the whole answer."""
     done = subprocess.run(
         [sys.executable, "-m", "kansoku", "diagnose", str(bundle), "--json"],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     answer = json.loads(done.stdout)
-    return answer["incidents"][0]["hypotheses"][0], answer
+    return answer["incidents"][0]["hypotheses"], answer
+
+
+def first_cause(bundle):
+    """Return the first of them, and the whole answer."""
+    found, answer = causes(bundle)
+    return found[0], answer
 
 
 def test_the_daemon_is_blamed_and_its_node_is_not(lab, tmp_path):
@@ -77,3 +83,15 @@ def test_the_daemon_is_blamed_and_its_node_is_not(lab, tmp_path):
         "scheduler", "node daemon", f"node:{bad}",
     ), answer  # fmt: skip
     assert "the job went on" in first["evidence_for"][0]["sentence"]
+
+    # Without times on the job's lines, and without slurmd's log: nothing tells which of both it is.
+    undated = tmp_path / "undated"
+    undated.mkdir()
+    for name in ("slurmctld.log", f"slurm-{job}.out", "scontrol-node.txt", "sacct.txt"):
+        shutil.copy(whole / name, undated / name)
+    found, answer = causes(undated)
+    said = {(one["domain"], one["component"].partition(":")[0]): one for one in found}
+    dead, silent = said["host", "node lost"], said["scheduler", "node daemon"]
+    assert found[0] == dead, answer
+    assert dead["subject"] == silent["subject"] == f"node:{bad}", answer
+    assert silent["confidence"] < dead["confidence"] < first["confidence"], answer

@@ -15,11 +15,11 @@ from kansoku.app.diagnose._traces import observe_traces
 from kansoku.app.trace_hang import HangReport
 from kansoku.catalog.signatures import Signature
 from kansoku.diagnose.checkpoints import CheckpointState
-from kansoku.diagnose.context import Context, Progress
+from kansoku.diagnose.context import Context, Progress, Signs
 from kansoku.diagnose.device_text import compare_facts, measures_of_facts
 from kansoku.diagnose.edge.bundle import Bundle, read_bundle
 from kansoku.diagnose.leaves import blame_leaves
-from kansoku.diagnose.measures import against_plan, dated, read_measures
+from kansoku.diagnose.measures import against_plan, dated, read_measures, taken_on_the_node
 from kansoku.diagnose.observation import Observation
 from kansoku.diagnose.policy import Policy
 from kansoku.diagnose.reason import diagnose as reason
@@ -120,6 +120,28 @@ def _of_numbers(bundle: Bundle) -> list[Observation]:
     return found
 
 
+def _sample_times(bundle: Bundle, nodes: frozenset[str]) -> dict[str, list[int]]:
+    """Return when numbers of nodes that a scheduler lost were taken on the nodes themselves."""
+    parts = [frame.select("metric", "node", "time_ns") for frame in bundle.numbers if nodes]
+    if not parts:
+        return {}
+    rows = pl.concat(parts).filter(pl.col("node").is_in(list(nodes))).drop_nulls("time_ns")
+    own = [name for name in rows["metric"].unique() if taken_on_the_node(name)]
+    times = rows.filter(pl.col("metric").is_in(own)).group_by("node").agg(
+        pl.col("time_ns").unique().sort()
+    )  # fmt: skip
+    return dict(times.iter_rows())
+
+
+def _signs(bundle: Bundle, found: Sequence[Observation]) -> Signs:
+    """Return what shows that nodes live that a scheduler lost."""
+    lost = frozenset(o.node for o in found if o.rule == "node-lost" and o.node)
+    return Signs(
+        ended_tasks=bundle.ended_tasks, went_on=bundle.went_on, daemons=bundle.daemons,
+        samples=_sample_times(bundle, lost),
+    )  # fmt: skip
+
+
 def _context(bundle: Bundle, gathered: _Gathered) -> Context:
     """Return what is known beside the observations."""
     nodes = gathered.job_nodes | {o.node for o in gathered.found if o.node} | set(bundle.boots)
@@ -131,6 +153,7 @@ def _context(bundle: Bundle, gathered: _Gathered) -> Context:
         ranks=frozenset(bundle.reader.ranks | set(gathered.node_of_rank)),
         node_of_rank=gathered.node_of_rank,
         ended_well=bool(ended) and all(ended),
+        signs=_signs(bundle, gathered.found),
     )
 
 

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import orjson
 from ClusterShell.NodeSet import NodeSet, NodeSetParseError
 
+from kansoku.diagnose.context import DaemonStart
 from kansoku.diagnose.device_text import DeviceFact
 from kansoku.formats.job_log import Clock, parse_line
 
@@ -17,6 +18,7 @@ __all__ = [
     "accounted_nodes",
     "allocated_nodes",
     "boot_times",
+    "daemon_starts",
     "library_facts",
     "nodes_of_ranks",
     "planned_step",
@@ -32,6 +34,10 @@ _ZONED = re.compile(r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?([+-]\d\d:?\d\d|Z)\b")
 _NAMED_ZONE = re.compile(r"\bzone:?\s+([A-Z][A-Za-z]+/[A-Z][A-Za-z_]+|UTC)\b", re.IGNORECASE)
 _ALLOCATION = re.compile(r"\bAllocate JobId=(\d+)\b[^\n]*?\bNodeList=(\S+)")
 _JOB_IN_NAME = re.compile(r"(?:slurm|job)[-_.](\d{2,})\b")
+_DAEMON_START = re.compile(
+    r"\bNodeName=(\S+)(?:(?!\bNodeName=)[\s\S]){1,8000}?"
+    r"\bBootTime=(\d\S+)\s+SlurmdStartTime=(\d\S+)"
+)
 _NCCL_VERSION = re.compile(
     r"([A-Za-z][\w.-]*):\d+:\d+ \[\d+\] NCCL INFO NCCL version ([\d.]+\+?\w*[\d.]*)"
 )
@@ -109,6 +115,21 @@ def boot_times(texts: Iterable[tuple[Path, str, str | None]], minutes: int) -> d
             stamp = parse_line(moment, clock).time_ns
             if stamp is not None:
                 found[node] = stamp
+    return found
+
+
+def daemon_starts(text: str, name: str, minutes: int) -> dict[str, DaemonStart]:
+    """Return what ``scontrol show node`` says of nodes' boots and daemons.
+
+    ``name`` is the text's file, ``minutes`` the zone of its stamps.
+    """
+    clock = Clock(reference_ns=0, utc_offset_minutes=minutes)
+    found = {}
+    for match in _DAEMON_START.finditer(text):
+        booted, began = (parse_line(match[n], clock).time_ns for n in (2, 3))
+        if booted is not None and began is not None:
+            source = f"{name}:{text.count(chr(10), 0, match.end()) + 1}"
+            found[match[1]] = DaemonStart(booted_ns=booted, began_ns=began, source=source)
     return found
 
 

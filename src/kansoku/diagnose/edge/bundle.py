@@ -18,11 +18,14 @@ import polars as pl
 from isal import igzip
 
 from kansoku.catalog.signatures import Signature
+from kansoku.diagnose.context import DaemonStart
+from kansoku.diagnose.daemons import signs_of_output
 from kansoku.diagnose.device_text import DeviceFact, facts_of_text
 from kansoku.diagnose.edge.background import (
     accounted_nodes,
     allocated_nodes,
     boot_times,
+    daemon_starts,
     library_facts,
     nodes_of_ranks,
     planned_step,
@@ -67,6 +70,7 @@ _DEVICE_TEXT = re.compile(
     re.IGNORECASE,
 )
 _DEVICE_TEXT_BYTES = 8 << 20
+_NODE_RECORD_BYTES = 16 << 20
 # What training loops print of each step: its number, then a time or a loss in the same line.
 _STEP = r"(?i)\b(?:global[_ ]?step|step|iteration|iter)\b[\"']?\s*[:=#\[(/]?\s*(\d{1,9})"
 _STEP_MS = (
@@ -110,6 +114,11 @@ class Bundle:
     """``{world: {rank: node}}`` as NCCL tells it."""
     boots: dict[str, int] = field(default_factory=dict)
     """When nodes booted, Unix ns."""
+    daemons: dict[str, DaemonStart] = field(default_factory=dict)
+    """What Slurm's records of nodes say of their daemons."""
+    ended_tasks: dict[str, str] = field(default_factory=dict)
+    went_on: dict[str, str] = field(default_factory=dict)
+    """Of nodes that srun gave up, as in :class:`kansoku.diagnose.context.Signs`."""
     planned_step_s: float | None = None
     """What ``kansoku plan explain --json`` expected of a step, where its answer is there."""
     step_clock: list[tuple[int, int]] = field(default_factory=list)
@@ -200,7 +209,12 @@ def _read_text(
         few = 400 if facts.rank is not None else 4000
         bundle.reader.read_progress(head.splitlines()[: few // 2], facts)
         bundle.reader.read_progress(reversed(tail.splitlines()[-few:]), facts)
+        _take_signs(path, name, tail, bundle)
     if facts.kind == "scheduler":
+        if "SlurmdStartTime=" in head:
+            with _opened(path) as file:
+                text = file.read(_NODE_RECORD_BYTES).decode("utf-8", "replace")
+            bundle.daemons.update(daemon_starts(text, name, zone))
         told_nodes = accounted_nodes(head) or allocated_nodes(head, bundle.names)
         bundle.job_nodes |= told_nodes
     if facts.kind in {"job", "scheduler"}:
@@ -209,6 +223,18 @@ def _read_text(
             told = bundle.slurm_ended if facts.kind == "scheduler" else bundle.ended_well
             told.append(ended)
     bundle.text_files.append(name)
+
+
+def _take_signs(path: Path, name: str, tail: str, bundle: Bundle) -> None:
+    """Take what follows srun's word that a node failed, in the end of a log."""
+    if "srun: error: Node failure on " not in tail:
+        return
+    lines = tail.split("\n")
+    with _opened(path) as file:
+        rows = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    signs = signs_of_output(lines, name, rows - len(lines) + 2)
+    bundle.ended_tasks.update(signs.ended_tasks)
+    bundle.went_on.update(signs.went_on)
 
 
 def _facts(
