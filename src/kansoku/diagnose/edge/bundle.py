@@ -32,7 +32,8 @@ from kansoku.diagnose.edge.background import (
     zone_minutes,
 )
 from kansoku.diagnose.edge.numbers import is_prometheus, is_table_of_numbers, read_numbers
-from kansoku.diagnose.edge.sieve import Sieve
+from kansoku.diagnose.edge.pace import pace_of, print_of
+from kansoku.diagnose.edge.sieve import Sieve, plain
 from kansoku.diagnose.lines import SUSPICIOUS, FileFacts, LineReader, says_it_ended_well
 from kansoku.diagnose.measures import MEASURE_COLUMNS
 from kansoku.diagnose.names import addresses_of_nodes, node_of_name
@@ -71,20 +72,6 @@ _DEVICE_TEXT = re.compile(
 )
 _DEVICE_TEXT_BYTES = 8 << 20
 _NODE_RECORD_BYTES = 16 << 20
-# What training loops print of each step: its number, then a time or a loss in the same line.
-_STEP = r"(?i)\b(?:global[_ ]?step|step|iteration|iter)\b[\"']?\s*[:=#\[(/]?\s*(\d{1,9})"
-_STEP_MS = (
-    r"(?i)(?:train_step_timing in s|elapsed time per iteration"
-    r"|(?:step|iter(?:ation)?)[_ -]?(?:time|duration)|time per step"
-    r"|time/step|\btime|\bdt|\belapsed)[\"']?\s*(?:\((ms|s|sec)\))?"
-    r"\s*[:= ]\s*([\d.]+)\s*(ms|s\b|sec)?"
-)
-_LOSS = r"(?i)\b(?:lm |train(?:ing)?[_ ])?loss\b[\"']?\s*[:= ]\s*([-+]?\d[\d.]*(?:[eE][-+]?\d+)?)"
-_HAS_STEPS = re.compile(_STEP)
-_FEW_STEPS = 12
-_MOST_STAMPS = 20_000
-_DATED_STEPS = 400
-_MOST_STEPS = 200_000
 _MOST_PACES = 64
 
 
@@ -121,6 +108,8 @@ class Bundle:
     """Of nodes that srun gave up, as in :class:`kansoku.diagnose.context.Signs`."""
     planned_step_s: float | None = None
     """What ``kansoku plan explain --json`` expected of a step, where its answer is there."""
+    paces: int = 0
+    """Logs whose step times are among the numbers."""
     step_clock: list[tuple[int, int]] = field(default_factory=list)
     """``(step, Unix ns)`` of lines of progress."""
     slurm_ended: list[bool] = field(default_factory=list)
@@ -197,18 +186,16 @@ def _read_text(
             return
         bundle.reader.read(islice(sieve.rows(file), _MOST_LINES_A_FILE), facts)
     # In step all ranks say the same: some logs are enough for the pace.
-    if facts.kind == "job" and len(bundle.numbers) < _MOST_PACES and _HAS_STEPS.search(tail):
-        steps = _pace(path, facts, bundle)
-        if len(steps):
-            bundle.numbers.append(steps)
+    if facts.kind == "job" and bundle.paces < _MOST_PACES:
+        _take_pace(path, facts, (head, tail), bundle)
     if facts.kind == "job":
         bundle.facts += library_facts(head, name)
         bundle.reader.addresses.update(addresses_of_nodes(head))
         for world, nodes in nodes_of_ranks(head).items():
             bundle.rank_nodes.setdefault(world, {}).update(nodes)
         few = 400 if facts.rank is not None else 4000
-        bundle.reader.read_progress(head.splitlines()[: few // 2], facts)
-        bundle.reader.read_progress(reversed(tail.splitlines()[-few:]), facts)
+        bundle.reader.read_progress(plain(head).splitlines()[: few // 2], facts)
+        bundle.reader.read_progress(reversed(plain(tail).splitlines()[-few:]), facts)
         _take_signs(path, name, tail, bundle)
     if facts.kind == "scheduler":
         if "SlurmdStartTime=" in head:
@@ -223,6 +210,20 @@ def _read_text(
             told = bundle.slurm_ended if facts.kind == "scheduler" else bundle.ended_well
             told.append(ended)
     bundle.text_files.append(name)
+
+
+def _take_pace(path: Path, facts: FileFacts, ends: tuple[str, str], bundle: Bundle) -> None:
+    shown = print_of(*ends)
+    if shown is None:
+        return
+    text = None
+    if path.suffix == ".gz":
+        text = _opened(path).read().decode("utf-8", "replace").encode()
+    steps, clock = pace_of(path, text, facts, shown)
+    bundle.step_clock += clock
+    if len(steps):
+        bundle.paces += 1
+        bundle.numbers.append(steps)
 
 
 def _take_signs(path: Path, name: str, tail: str, bundle: Bundle) -> None:
@@ -285,72 +286,6 @@ def _take_tool_text(path: Path, facts: FileFacts, head: str, bundle: Bundle) -> 
             text = file.read(_DEVICE_TEXT_BYTES).decode("utf-8", "replace")
         bundle.facts += facts_of_text(text.splitlines(), node=facts.node, name=name)
     return False
-
-
-def _timed(found: pl.DataFrame, facts: FileFacts) -> pl.DataFrame:
-    """Return the steps with their times from the lines' own stamps."""
-    first = found.head(_MOST_STAMPS)
-    times = [parse_line(line, facts.clock).time_ns for line in first["line"]]
-    each = pl.col("step").diff()
-    return first.with_columns(time_ns=pl.Series(times, dtype=pl.Int64)).with_columns(
-        step_time=pl.when(each > 0).then(pl.col("time_ns").diff() / 1e9 / each)
-    )
-
-
-def _pace(path: Path, facts: FileFacts, bundle: Bundle) -> pl.DataFrame:
-    """Return step times and losses of a log; none where it is not UTF-8."""
-    if path.suffix == ".gz":
-        text = _opened(path).read().decode("utf-8", "replace")
-        return _steps(pl.DataFrame({"line": text.splitlines()}).lazy(), facts, bundle)
-    try:
-        return _steps(pl.scan_lines(path, name="line"), facts, bundle)
-    except pl.exceptions.ComputeError:
-        return pl.DataFrame(schema=MEASURE_COLUMNS)
-
-
-def _steps(frame: pl.LazyFrame, facts: FileFacts, bundle: Bundle) -> pl.DataFrame:
-    """Return step times and losses of progress lines as measures, ordered by step."""
-    line = pl.col("line")
-    milliseconds = line.str.extract(_STEP_MS, 2).cast(pl.Float64, strict=False)
-    unit = pl.coalesce(line.str.extract(_STEP_MS, 1), line.str.extract(_STEP_MS, 3))
-    found = (
-        frame.filter(line.str.contains(r"(?i)step|iter"))
-        .select(
-            step=line.str.extract(_STEP, 1).cast(pl.Int64, strict=False),
-            step_time=pl.when(unit.str.to_lowercase() == "ms")
-            .then(milliseconds / 1e3)
-            .otherwise(milliseconds),
-            line=line.str.head(200),
-            loss=line.str.extract(_LOSS, 1).cast(pl.Float64, strict=False),
-        )
-        .drop_nulls("step")
-        .head(_MOST_STEPS)
-        .collect(engine="streaming")
-    )
-    if found["step_time"].count() < _FEW_STEPS <= len(found):
-        found = _timed(found, facts)
-    sample = found.gather_every(max(1, len(found) // _DATED_STEPS))
-    stamps = [parse_line(line, facts.clock).time_ns for line in sample["line"]]
-    bundle.step_clock += [
-        (step, at) for step, at in zip(sample["step"], stamps, strict=True) if at is not None
-    ]
-    parts = []
-    for column, metric in (("step_time", "step time s"), ("loss", "training loss")):
-        values = found.drop_nulls(column)
-        if len(values) < _FEW_STEPS:
-            continue
-        parts.append(
-            values.select(
-                metric=pl.lit(metric),
-                node=pl.lit(facts.node if facts.rank is not None else None, pl.String),
-                device=pl.lit(None, pl.String),
-                target=pl.lit(None, pl.String),
-                rank=pl.lit(facts.rank, pl.Int64),
-                time_ns=pl.col("step"),
-                value=pl.col(column),
-            )
-        )
-    return pl.concat(parts) if parts else pl.DataFrame(schema=MEASURE_COLUMNS)
 
 
 def _is_binary(path: Path) -> bool:

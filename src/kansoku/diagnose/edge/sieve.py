@@ -5,12 +5,17 @@ digits made equal, equal lines are met once, and only lines of a new shape are j
 steps costs a translation and a set; a line of a suspicious shape is decoded.
 """
 
+import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import BinaryIO
 
 import polars as pl
 
-__all__ = ["Sieve"]
+__all__ = ["COLOUR", "Sieve", "plain"]
+
+COLOUR = r"\x1b\[[\d;]*m"
+"""What switches a terminal's colour; its last letter would join the word after it."""
+_COLOUR = re.compile(COLOUR)
 
 _SAME_DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _BLOCK_BYTES = 4 << 20
@@ -107,5 +112,10 @@ class Sieve:
             chosen.add(shape)
 
 
+def plain(text: str) -> str:
+    """Return a text without a terminal's colours."""
+    return _COLOUR.sub("", text) if "\x1b[" in text else text
+
+
 def _text(line: bytes) -> str:
-    return line[:_SHOWN_BYTES].rstrip(b"\r").decode("utf-8", "replace")
+    return plain(line[:_SHOWN_BYTES].rstrip(b"\r").decode("utf-8", "replace"))
