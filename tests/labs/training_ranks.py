@@ -137,7 +137,7 @@ def case_ddp(rank, count):
 def case_accumulation(rank, count):
     model = DistributedDataParallel(GPT())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train(model, [optimizer], loader(steps=12), count, micro=4, no_sync=model.no_sync)
+    train(model, [optimizer], loader(steps=4 * STEPS), count, micro=4, no_sync=model.no_sync)
     ddp_facts(model, count)
 
 

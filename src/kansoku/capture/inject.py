@@ -61,7 +61,7 @@ def write_payload(folder: str) -> str:
             for old, new in _RENAMED:
                 text = text.replace(old, new)
             _write(os.path.join(package, name), text)
-        elif name.endswith((".c", ".cpp")):
+        elif name.endswith((".c", ".h", ".cpp")):
             shutil.copyfile(source, os.path.join(package, name))
     shutil.copyfile(str(ring.__file__), os.path.join(package, "ring.py"))
     _write(os.path.join(folder, "sitecustomize.py"), _SITECUSTOMIZE)

@@ -36,7 +36,7 @@ def by(request, monkeypatch):
         monkeypatch.setattr(census, name, {})
     monkeypatch.setattr(census, "_last", (None, None, 0.0, 0.0), raising=False)
     phases = Step()
-    recorder = SimpleNamespace(phases=phases, miss=lambda _: None)
+    recorder = SimpleNamespace(phases=phases, miss=lambda _: None, calls=None)
     monkeypatch.setattr(census, "RECORDER", recorder)
     monkeypatch.setattr(products, "RECORDER", recorder)
     return request.param

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.labs.training import CACHE
 
-from kansoku.capture.payload import building, phases
+from kansoku.capture.payload import phases
 from kansoku.model import ring
 
 ROUNDS = int(os.environ.get("KANSOKU_FUZZ", "200"))
@@ -172,23 +172,81 @@ def test_a_phase_has_the_times_of_the_clocks(compiled):
     assert 0 < cpu <= duration + 1_000_000  # the two clocks are read one after the other
 
 
-def test_the_run_queue_is_read(tmp_path):
-    """The second number of schedstat, as the kernel writes it."""
-    for compiled in (True, False):
-        side = Side(compiled=compiled)
-        path = tmp_path / "schedstat"
-        path.write_text("123456 7890123 45\n")
-        queue = os.open(path, os.O_RDONLY)
-        make = phases._compiled if compiled else phases.Phases
-        one = make(side.writer, queue, phases.Callbacks(
-            template=lambda *_: ring.pack_template(3), optimizers=list, anchor=int, late=int,
-        ))  # fmt: skip
-        span = one.open(3, "forward")
+def values_a(side):
+    """Return the first value of each record that is no step."""
+    lane = ring.read_header(side.buffer).lanes[0]
+    rows = (lane.offset + number * ring.RECORD_BYTES for number in range(lane.capacity))
+    kept = (at for at in rows if struct.unpack_from("=Q", side.buffer, at)[0])
+    return [
+        struct.unpack_from("=d", side.buffer, at + 96)[0]
+        for at in kept
+        if struct.unpack_from("=H", side.buffer, at + 44)[0] != ring.KIND_CODES["step"]
+    ]
+
+
+def waiting_side(compiled, queue):
+    side = Side(compiled=compiled)
+    make = phases._compiled if compiled else phases.Phases
+    side.phases = make(side.writer, queue, phases.Callbacks(
+        template=lambda kind, *_: ring.pack_template(kind), optimizers=list, anchor=int, late=int,
+    ))  # fmt: skip
+    return side
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_run_queue_is_read(tmp_path, compiled):
+    """The second number of schedstat, as the kernel writes it, where the thread went to sleep."""
+    path = tmp_path / "schedstat"
+    path.write_text("")
+    queue = os.open(path, os.O_RDONLY)
+    side = waiting_side(compiled, queue)
+    for told in (7890123, 9890123, 9000000, 9500000):
+        path.write_text(f"123456 {told} 45\n")
+        span = side.phases.open(3, "forward")
         threading.Event().wait(0.005)  # off the CPU for longer than what is not looked at
-        one.close(span)
+        side.phases.close(span)
+    os.close(queue)
+    # What goes back has nothing to tell.
+    assert values_a(side) == [7890123.0, 9890123.0, 9890123.0, 10390123.0]
+
+
+_SPIN = "import os, time\nos.sched_setaffinity(0, {%d})\nprint(flush=True)\nwhile True: pass"
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_wait_of_a_thread_that_shares_its_core_is_noted(compiled):
+    """It never gives up the CPU, yet is off it about half of the time: against the kernel's count."""
+    before = os.sched_getaffinity(0)
+    native = threading.get_native_id()
+    queue = phases.queue_file(native)
+    spinner = None
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        spinner = subprocess.Popen(
+            [sys.executable, "-c", _SPIN % min(before)], stdout=subprocess.PIPE
+        )
+        spinner.stdout.readline()
+        side = waiting_side(compiled, queue)
+        told, begin = [], phases._clock()
+        for _ in range(4):
+            span = side.phases.open(3, "forward")
+            until = phases._clock() + 60_000_000
+            while phases._clock() < until:
+                pass
+            side.phases.close(span)
+            told.append(int(os.pread(queue, 64, 0).split()[1]))
+        wall = phases._clock() - begin
+    finally:
         os.close(queue)
-        at = ring.read_header(side.buffer).lanes[0].offset + ring.RECORD_BYTES
-        assert struct.unpack_from("=d", side.buffer, at + 96) == (7890123.0,)
+        os.sched_setaffinity(0, before)
+        if spinner is not None:
+            spinner.kill()
+            spinner.communicate()
+    values = values_a(side)
+    assert values == sorted(values)
+    grew, kernel = values[-1] - values[0], told[-1] - told[0]
+    assert kernel > 20_000_000  # they did share
+    assert 0.8 * kernel < grew < wall
 
 
 @pytest.mark.parametrize(
@@ -215,7 +273,7 @@ def test_wrong_calls_of_the_compiled_part_are_errors(call):
 
 
 def test_a_lane_outside_its_ring_is_refused():
-    module = building.extension("phases.c", "_kansoku_phases")
+    module = phases.extension()
     nothing = (None,) * 5
     for offset, capacity in ((4096, 1 << 40), (1 << 60, 1), (4096, 0), (4097, 1), (0, 1)):
         with pytest.raises(ValueError, match="outside"):
@@ -241,7 +299,7 @@ def test_errors_of_callbacks_come_out_and_harm_nothing():
 def test_without_python_h_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"Python\.h"):
-        building.extension("phases.c", "_kansoku_phases")
+        phases.extension()
 
 
 def test_the_same_under_sanitizers(tmp_path):

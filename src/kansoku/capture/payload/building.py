@@ -136,17 +136,26 @@ def compiler(
     raise FileNotFoundError(f"no compiler ({', '.join(given[:1] or names)})")
 
 
-def extension(source: str, module: str) -> Any:
-    """Return the Python module built from one C file, for this very interpreter."""
+def extension(source: str, module: str, *parts: str) -> Any:
+    """Return the Python module built from a C file, for this very interpreter.
+
+    ``parts`` are further files beside it, headers among them.
+    """
     include = sysconfig.get_path("include")
     if not os.path.exists(os.path.join(include, "Python.h")):
         raise FileNotFoundError("no Python.h")
 
     def commands(path: str, target: str) -> list[list[str]]:
         flags = ["-std=gnu11", "-O2", "-shared", "-fPIC", "-w", "-I", include]
-        return [[*compiler(*C), *flags, path, "-o", target]]
+        beside = (os.path.join(folder, part) for part in parts if part.endswith(".c"))
+        return [[*compiler(*C), *flags, path, *beside, "-o", target]]
 
-    facts = (sysconfig.get_config_var("SOABI"), sys.version)
+    folder = os.path.dirname(os.path.abspath(__file__))
+    texts = []
+    for part in parts:
+        with open(os.path.join(folder, part), "rb") as stream:
+            texts.append(stream.read())
+    facts = (sysconfig.get_config_var("SOABI"), sys.version, *texts)
     path = built(source, module.strip("_"), facts, commands)
     loader = importlib.machinery.ExtensionFileLoader(module, path)
     spec = importlib.util.spec_from_file_location(module, path, loader=loader)

@@ -25,7 +25,7 @@ from kansoku.capture.payload.module_rules import (
 from kansoku.capture.payload.recorder import RECORDER
 from kansoku.capture.payload.split import Split, find_split
 
-__all__ = ["CONVENTIONS", "begin", "settle"]
+__all__ = ["CONVENTIONS", "begin", "last", "settle"]
 
 CONVENTIONS = {
     "operators": "operators: 3 × (2 × multiply-adds of the forward's products, attention full)",
@@ -101,6 +101,13 @@ _last: tuple[Any, Any, float, float] = (None, None, 0.0, 0.0)
 def _remember(module: Any, shape: Any, flops: float, tokens: float) -> None:
     global _last  # noqa: PLW0603 - the last one
     _last = (module, shape, flops, tokens)
+    if RECORDER.calls is not None:
+        RECORDER.calls.remember(*_last)
+
+
+def last() -> tuple[Any, Any, float, float]:
+    """Return the model, the shape of its input, FLOPs and tokens of the forward before."""
+    return _last
 
 
 class _Count:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import os
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -28,7 +29,11 @@ _CHECKPOINT, _GC, _COMPILE = _KIND["checkpoint"], _KIND["gc"], _KIND["compile"]
 _GC_MIN_NS = 500_000
 _SETTLING_UPDATES = 16
 """After so many updates, of all optimizers, the model's facts stand."""
+_Make = Callable[[Any], Any]
+_Quick = Callable[[Any, Any], Any]
 _undo: list[Callable[[], None]] = []
+_quickening: list[Callable[[], None]] = []
+"""What puts the wrappers in C in the places of those in Python."""
 _clock = time.monotonic_ns
 
 
@@ -47,21 +52,53 @@ class _State:
         """Updates seen, as far as the settling ones."""
 
 
-_state = _State()
+_state: Any = _State()
+"""That of the wrappers in C once they are in place, with the same attributes."""
+_compiles = False
+"""Whether dynamo is used here: it has to look through the wrapper of modules."""
 
 
-def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Put ``make(original)`` in place of an attribute and remember how to undo it."""
-    original = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
-    wrapped = make(original)
-    setattr(owner, name, wrapped)
+class _Wrapper:
+    """A wrapper in the place of an attribute of torch's."""
 
-    def undo() -> None:
-        current = owner.__dict__.get(name) if isinstance(owner, type) else getattr(owner, name)
-        if current is wrapped:  # somebody else may have wrapped us since: leave theirs
-            setattr(owner, name, original)
+    def __init__(self, owner: Any, name: str, make: _Make, quick: _Quick | None):
+        self._owner, self._name, self._quick = owner, name, quick
+        self._original = self._now()
+        self._slow = self._current = make(self._original)
+        setattr(owner, name, self._current)
 
-    _undo.append(undo)
+    def _now(self) -> Any:
+        owner, name = self._owner, self._name
+        return owner.__dict__.get(name) if isinstance(owner, type) else getattr(owner, name)
+
+    def _exchange(self, new: Any) -> None:
+        if self._now() is self._current:  # somebody else may have wrapped us since: leave theirs
+            setattr(self._owner, self._name, new)
+            self._current = new
+
+    def quicken(self) -> None:
+        """Put the same in C in its place, where there is one."""
+        if self._quick is not None:
+            self._exchange(self._quick(self._original, self._slow))
+
+    def slow_down(self) -> None:
+        """Put the one in Python in its place again."""
+        self._exchange(self._slow)
+
+    def undo(self) -> None:
+        """Put the original in its place."""
+        self._exchange(self._original)
+
+
+def _replace(owner: Any, name: str, make: _Make, quick: _Quick | None = None) -> _Wrapper:
+    """Put ``make(original)`` in place of an attribute; the same in C is ``quick(original, it)``."""
+    wrapper = _Wrapper(owner, name, make, quick)
+    _undo.append(wrapper.undo)
+    if quick is not None:
+        _quickening.append(wrapper.quicken)
+        if _is_quick():
+            wrapper.quicken()
+    return wrapper
 
 
 def install() -> None:
@@ -93,6 +130,7 @@ def install() -> None:
 
 def uninstall() -> None:
     """Take the wrappers out again."""
+    _quickening.clear()
     while _undo:
         try:
             _undo.pop()()
@@ -114,59 +152,127 @@ def switch(on: bool) -> None:  # noqa: FBT001 - it is a switch
     RECORDER.switched(on)
 
 
+# -- the same in C ---------------------------------------------------------------------------------
+
+
+def _is_quick() -> bool:
+    return _state is RECORDER.calls
+
+
+def _is_settled() -> bool:
+    """Say whether a step is from now on as all others, and nothing of the next one has begun."""
+    return (
+        _state.updates >= _SETTLING_UPDATES
+        and RECORDER.calls is not None
+        and not _is_quick()
+        and not RECORDER.on_device
+        and RECORDER.phases.parent == RECORDER.phases.step_span
+    )
+
+
+def _quicken() -> None:
+    """Let the wrappers in C take over what nearly every step does."""
+    global _state  # noqa: PLW0603 - once a ring
+    calls = RECORDER.calls
+    try:
+        for name in _State.__slots__:
+            setattr(calls, name, getattr(_state, name))
+        calls.begin(
+            RECORDER.phases, importlib.import_module("torch").is_grad_enabled, _fake_mode, _swallow,
+            _Engine.broken, _update_begins, _update_ends,
+        )  # fmt: skip
+        calls.remember(*census.last())
+        _state = calls
+        for quicken in _quickening:
+            quicken()
+    except Exception:
+        RECORDER.failed()
+        calls.stop()
+        RECORDER.calls = None
+
+
+def _forget() -> None:
+    """Begin anew in a forked child, whose recorder does so too."""
+    global _state  # noqa: PLW0603 - once a process
+    _state = _State()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _swallow(error: Exception) -> None:
+    """Count what failed in a wrapper in C."""
+    try:
+        raise error
+    except Exception:
+        RECORDER.failed()
+
+
 # -- forward and evaluation ------------------------------------------------------------------------
 
 
 def _wrap_modules(torch: ModuleType) -> None:
+    module = torch.nn.Module
+    # torch's own two lines of __call__ are repeated below, where nobody replaced them: a call less
+    # in each of hundreds of inner modules, which is most of what a forward pays for us.
+    own = module.__dict__["__call__"] is module.__dict__.get("_wrapped_call_impl") and all(
+        hasattr(module, name) for name in ("_call_impl", "_compiled_call_impl")
+    )
+
+    def quick(_: Any, slowly: Any) -> Any:
+        return RECORDER.calls.call(module, slowly) if own and not _compiles else slowly
+
+    global _modules  # noqa: PLW0603 - the one in place
+    _modules = _replace(module, "__call__", functools.partial(_module_call, torch, own), quick)
+
+
+_modules: _Wrapper | None = None
+
+
+def _module_call(torch: ModuleType, own: bool, original: Any) -> Any:  # noqa: FBT001 - bound once
+    """Return the wrapper of ``Module.__call__``; ``own``: torch's own original."""
     is_compiling = torch.compiler.is_dynamo_compiling
     is_grad_enabled = torch.is_grad_enabled
-    state, recorder = _state, RECORDER
+    recorder = RECORDER
 
-    def make(original: Any) -> Any:
-        module = torch.nn.Module
-        # torch's own two lines of __call__ are repeated below, where nobody replaced them: a call
-        # less in each of hundreds of inner modules, which is most of what a forward pays for us.
-        own = original is module.__dict__.get("_wrapped_call_impl") and all(
-            hasattr(module, name) for name in ("_call_impl", "_compiled_call_impl")
-        )
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - the one wrapped
+        # Compiled code sees a plain call: the first test folds to a constant there. Every
+        # module of a model passes here at every step: the inner ones are let through next.
+        if is_compiling():
+            return original(self, *args, **kwargs)
+        if own and _state.depth == 1:
+            if self._compiled_call_impl is not None:
+                return self._compiled_call_impl(*args, **kwargs)
+            return self._call_impl(*args, **kwargs)
+        return outer(self, args, kwargs)
 
-        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - the one wrapped
-            # Compiled code sees a plain call: the first test folds to a constant there. Every
-            # module of a model passes here at every step: the inner ones are let through next.
-            if is_compiling():
-                return original(self, *args, **kwargs)
-            if own and state.depth == 1:
-                if self._compiled_call_impl is not None:
-                    return self._compiled_call_impl(*args, **kwargs)
-                return self._call_impl(*args, **kwargs)
-            return outer(self, args, kwargs)
+    def outer(self: Any, args: Any, kwargs: Any) -> Any:
+        if _state.depth:
+            if _state.depth > 1:
+                try:
+                    _state.counting.see(self, args)
+                except Exception:
+                    recorder.failed()
+            return original(self, *args, **kwargs)
+        if _is_settled():
+            _quicken()
+        state = _state
+        state.depth = 1
+        span = 0
+        try:
+            span = _forward_begins(self, args, kwargs, is_grad_enabled())
+        except Exception:
+            recorder.failed()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            state.depth = 0
+            if span:
+                _forward_ends(span)
 
-        def outer(self: Any, args: Any, kwargs: Any) -> Any:
-            if state.depth:
-                if state.depth > 1:
-                    try:
-                        state.counting.see(self, args)
-                    except Exception:
-                        recorder.failed()
-                return original(self, *args, **kwargs)
-            state.depth = 1
-            span = 0
-            try:
-                span = _forward_begins(self, args, kwargs, is_grad_enabled())
-            except Exception:
-                recorder.failed()
-            try:
-                return original(self, *args, **kwargs)
-            finally:
-                state.depth = 0
-                if span:
-                    _forward_ends(span)
-
-        __call__.__wrapped__ = original  # type: ignore[attr-defined]
-        _code_objects.extend((__call__.__code__, outer.__code__))
-        return __call__
-
-    _replace(torch.nn.Module, "__call__", make)
+    __call__.__wrapped__ = original  # type: ignore[attr-defined]
+    _code_objects.extend((__call__.__code__, outer.__code__))
+    return __call__
 
 
 _code_objects: list[Any] = []
@@ -260,7 +366,7 @@ class _Engine:
         try:
             return self._engine.run_backward(*args, **kwargs)
         except BaseException:
-            self._broken()
+            self.broken()
             raise
         finally:
             state.depth = depth
@@ -272,7 +378,7 @@ class _Engine:
                 RECORDER.failed()
 
     @staticmethod
-    def _broken() -> None:
+    def broken() -> None:
         """Close the wait that the engine's last callback would have closed."""
         try:
             if RECORDER.native is not None:
@@ -282,38 +388,54 @@ class _Engine:
 
 
 def _wrap_engine(torch: ModuleType) -> None:
-    _replace(torch.autograd.Variable, "_execution_engine", _Engine)
+    def quick(original: Any, slowly: Any) -> Any:
+        return RECORDER.calls.engine(original, slowly.run_backward)
+
+    _replace(torch.autograd.Variable, "_execution_engine", _Engine, quick)
 
 
 # -- optimizer -------------------------------------------------------------------------------------
 
 
-def _wrap_optimizers(torch: ModuleType) -> None:
-    state, recorder, pending = _state, RECORDER, device.PENDING
+def _update_begins(optimizer: Any, *_: Any) -> None:
+    try:
+        RECORDER.update_begins(optimizer)
+    except Exception:
+        RECORDER.failed()
 
-    def begins(optimizer: Any, *_: Any) -> None:
-        try:
-            recorder.update_begins(optimizer)
-        except Exception:
-            recorder.failed()
 
-    def ends(optimizer: Any, *_: Any) -> None:
-        try:
-            if state.updates < _SETTLING_UPDATES and recorder.writer is not None:
-                state.updates += 1
-                recorder.on_device = device.is_used()
-                if census.settle():
-                    groups.name_axes()
-                    recorder.write_facts()
-            recorder.update_ends(optimizer)
-            if pending:
-                device.collect()
-        except Exception:
-            recorder.failed()
+def _update_ends(optimizer: Any, *_: Any) -> None:
+    recorder, state = RECORDER, _state
+    try:
+        if state.updates < _SETTLING_UPDATES and recorder.writer is not None:
+            state.updates += 1
+            recorder.on_device = device.is_used()
+            if census.settle():
+                groups.name_axes()
+                recorder.write_facts()
+        recorder.update_ends(optimizer)
+        if device.PENDING:
+            device.collect()
+    except Exception:
+        recorder.failed()
 
+
+def _wrap_optimizers(_: ModuleType) -> None:
     module = importlib.import_module("torch.optim.optimizer")
-    _undo.append(module.register_optimizer_step_pre_hook(begins).remove)
-    _undo.append(module.register_optimizer_step_post_hook(ends).remove)
+    before = module.register_optimizer_step_pre_hook(_update_begins)
+    after = module.register_optimizer_step_post_hook(_update_ends)
+    _undo.extend((before.remove, after.remove))
+
+    def quicken() -> None:
+        # In their places: torch may be going through these hooks, where none may come or go.
+        for handle, hook in ((before, "update_begins"), (after, "update_ends")):
+            hooks = handle.hooks_dict_ref()
+            if handle.id in hooks:
+                hooks[handle.id] = getattr(RECORDER.calls, hook)
+
+    _quickening.append(quicken)
+    if _is_quick():
+        quicken()
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
@@ -326,7 +448,7 @@ def _wrap_optimizers(torch: ModuleType) -> None:
 
         return __init__
 
-    _replace(torch.optim.Optimizer, "__init__", make)
+    _replace(module.Optimizer, "__init__", make)
 
 
 # -- data, checkpoints, pauses ---------------------------------------------------------------------
@@ -362,6 +484,7 @@ def _wrap_loader(torch: ModuleType) -> None:
     import torch.utils.data.dataloader as loader
 
     is_grad_enabled = torch.is_grad_enabled
+    iterator = loader._BaseDataLoaderIter  # noqa: SLF001 - the only place all pass
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
@@ -382,7 +505,10 @@ def _wrap_loader(torch: ModuleType) -> None:
 
         return __next__
 
-    _replace(loader._BaseDataLoaderIter, "__next__", make)  # noqa: SLF001 - the only place all pass
+    def quick(original: Any, slowly: Any) -> Any:
+        return RECORDER.calls.next(iterator, original, slowly)
+
+    _replace(iterator, "__next__", make, quick)
 
 
 def _wrap_checkpoints(torch: ModuleType) -> None:
@@ -425,6 +551,7 @@ def _watch_compile(module: ModuleType) -> None:
 
     def starts(*_: Any) -> None:
         try:
+            _dynamo_is_used()
             spans.append(RECORDER.open(_COMPILE, "torch.compile"))
         except Exception:
             RECORDER.failed()
@@ -443,8 +570,30 @@ def _watch_compile(module: ModuleType) -> None:
     _undo.append(lambda: handler.remove_end_callback(ends))
 
 
+def _dynamo_is_used() -> None:
+    """Put the wrapper of modules that dynamo can look through in its place again, for good."""
+    global _compiles  # noqa: PLW0603 - once a process
+    _compiles = True
+    if _modules is not None:
+        _modules.slow_down()
+
+
 def _hide_from_dynamo(module: ModuleType) -> None:
     """Tell dynamo to step over our frames where it resumes in plain Python after a graph break."""
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - the one wrapped
+            try:
+                _dynamo_is_used()
+            except Exception:
+                RECORDER.failed()
+            original(self, *args, **kwargs)
+
+        return __init__
+
+    if hasattr(module, "OptimizeContext"):
+        _replace(module.OptimizeContext, "__init__", make)
     skip = getattr(module, "skip_code", None)
     if skip is not None:
         for code in _code_objects:

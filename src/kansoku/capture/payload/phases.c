@@ -4,22 +4,14 @@
 // anchor) calls back into Python. Byte layout: docs/formats/ring.md.
 //
 // Everything runs under the interpreter lock; no other thread than the observed one changes phases.
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "phases.h"
+
 #include <stddef.h>
 #include <structmember.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
-#if PY_VERSION_HEX < 0x030A0000
-static PyObject* Py_NewRef(PyObject* object) {
-  Py_INCREF(object);
-  return object;
-}
-#endif
-
-enum { kStep = 1, kOptimizer = 5 };
 enum { kIncomplete = 1, kFailed = 8 };
 enum { kNow = 144, kHead = 256 + 16, kCounters = 384, kKinds = 16 };
 enum { kTemplate = 76, kKnown = 64, kStarts = 4096 };
@@ -60,26 +52,28 @@ typedef struct {
   size_t count, room;
 } Pairs;
 
-typedef struct {
+struct Phases {
   PyObject_HEAD
   Py_buffer view;
   char* base;
   uint64_t offset, capacity, newest;
   unsigned long thread;
   int queue;
-  PyObject *make_template, *optimizers, *anchor, *late, *close_late, *step_name, *empty;
+  PyObject *make_template, *optimizers, *anchor, *late, *close_late, *step_name, *type_name, *empty;
   Known known[kKnown];
   Open* stack;
   size_t depth, room;
   int64_t step, step_start, step_cpu, next_start, anchored;
   uint64_t step_span;
   double tokens, flops;
-  int64_t queued_ns, off_cpu, ended, ended_cpu, updated, updated_cpu;
+  int64_t queued_ns, off_cpu, told, assumed;  // see note_wait
+  long yielded;                               // voluntary context switches at the last look
+  int64_t ended, ended_cpu, updated, updated_cpu;
   Pairs late_spans, expected, stepped, nesting;  // (span, parent); ids; ids; (id, span)
   int keeps_late, ending;
   uint64_t starts_made;
   Pair starts[kStarts];
-} Phases;
+};
 
 static int64_t clock_ns(clockid_t clock) {
   struct timespec stamp;
@@ -87,9 +81,10 @@ static int64_t clock_ns(clockid_t clock) {
   return stamp.tv_sec * 1000000000LL + stamp.tv_nsec;
 }
 
+// Of the process, though it asks for the thread: that spares the kernel a walk over all threads.
 static int64_t peak_rss(void) {
   struct rusage usage;
-  return getrusage(RUSAGE_SELF, &usage) ? -1 : (int64_t)usage.ru_maxrss << 10;
+  return getrusage(RUSAGE_THREAD, &usage) ? -1 : (int64_t)usage.ru_maxrss << 10;
 }
 
 // -- small sets of a few numbers ------------------------------------------------------------------
@@ -284,9 +279,21 @@ static int split_step(Phases* self) {
 
 // -- phases ---------------------------------------------------------------------------------------
 
-// Return the id of a new phase, 0 on another thread, and (0 with an exception set) where that failed.
-static uint64_t open_phase(Phases* self, int kind, PyObject* name, int flags, PyObject* attributes) {
-  if (PyThread_get_thread_ident() != self->thread) return 0;
+int is_observed(Phases* self) { return PyThread_get_thread_ident() == self->thread; }
+
+int is_inside(Phases* self, int kind) {
+  for (size_t i = 0; i < self->depth; ++i)
+    if ((unsigned char)PyBytes_AS_STRING(self->stack[i].template)[0] == kind) return 1;
+  return 0;
+}
+
+void add_work(Phases* self, double flops, double tokens) {
+  self->flops += flops;
+  self->tokens += tokens;
+}
+
+uint64_t open_phase(Phases* self, int kind, PyObject* name, int flags, PyObject* attributes) {
+  if (!is_observed(self)) return 0;
   PyObject* template = find_template(self, kind, name, flags, attributes);
   if (template == NULL) return 0;
   if (self->depth == self->room) {
@@ -314,32 +321,48 @@ static uint64_t open_phase(Phases* self, int kind, PyObject* name, int flags, Py
   return span;
 }
 
-// How long the thread has stood in a run queue so far: the second number of its schedstat.
-static void read_queue(Phases* self, int64_t waited) {
-  if (self->queue < 0) return;
+// Note how long the thread has waited for a CPU so far, after `more` ns off it since the last look.
+// Where it never gave up the CPU itself, all of that; else what its schedstat adds, the second number.
+static void note_wait(Phases* self, int64_t more) {
+  struct rusage usage;
+  if (self->queue < 0 || getrusage(RUSAGE_THREAD, &usage)) return;
+  if (usage.ru_nvcsw == self->yielded) {
+    self->queued_ns += more;
+    self->assumed += more;
+    return;
+  }
   char text[80];
   ssize_t length = pread(self->queue, text, sizeof text - 1, 0);
   char *at = text, *after = text;
+  int64_t told = 0;
   if (length > 0) {
     text[length] = 0;
     strtoll(text, &at, 10);
-    self->queued_ns = strtoll(at, &after, 10);
+    told = strtoll(at, &after, 10);
   }
   if (at == text || after == at) {
     self->queue = -1;
     self->queued_ns = 0;
     return;
   }
-  self->off_cpu = waited;
+  int64_t unknown = told - self->told - self->assumed;
+  if (unknown > 0) self->queued_ns += unknown;
+  self->told = told;
+  self->assumed = 0;
+  self->yielded = usage.ru_nvcsw;
 }
 
-static int close_phase(Phases* self, uint64_t span, int flags) {
+int close_phase(Phases* self, uint64_t span, int flags) {
   int64_t now = clock_ns(CLOCK_MONOTONIC);
   int64_t cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID);
   // A system call between two phases costs 3 us with cold caches; a high-water mark can wait.
   int64_t peak = self->step < kRssEvery || self->step % kRssEvery == 0 ? peak_rss() : -1;
-  // The run queue needs no look where the thread has hardly left the CPU since the last one.
-  if (now - cpu - self->off_cpu >= kQueuedMinNs) read_queue(self, now - cpu);
+  // Nothing to be looked at where the thread has hardly left the CPU since the last time.
+  int64_t off_cpu = now - cpu - self->off_cpu;
+  if (off_cpu >= kQueuedMinNs) {
+    note_wait(self, off_cpu);
+    self->off_cpu = now - cpu;
+  }
   double queued = (double)self->queued_ns;
   while (self->depth) {
     Open top = self->stack[--self->depth];
@@ -356,6 +379,63 @@ static int close_phase(Phases* self, uint64_t span, int flags) {
   self->ended = now;
   self->ended_cpu = cpu;
   if (self->ending && !self->depth) return end_step(self, now, cpu);
+  return 0;
+}
+
+// -- updates --------------------------------------------------------------------------------------
+
+int update_begins(Phases* self, PyObject* optimizer) {
+  if (!is_observed(self)) return 0;
+  uint64_t key = (uintptr_t)optimizer;
+  if (has(&self->nesting, key)) self->nesting.count = 0;  // the last one ended by an exception
+  // Again before all the others: the step was over after the update before.
+  if (!self->nesting.count && has(&self->stepped, key) && split_step(self)) return -1;
+  PyObject* name = PyObject_GetAttr((PyObject*)Py_TYPE(optimizer), self->type_name);
+  if (name == NULL) return -1;
+  uint64_t span = open_phase(self, kOptimizer, name, 0, self->empty);
+  Py_DECREF(name);
+  if (!span && PyErr_Occurred()) return -1;
+  return span ? add(&self->nesting, key, span) : 0;
+}
+
+static int ask_expected(Phases* self) {
+  PyObject* ids = PyObject_CallNoArgs(self->optimizers);
+  if (ids == NULL) return -1;
+  PyObject* listed = PySequence_Fast(ids, "a list of ids");
+  Py_DECREF(ids);
+  if (listed == NULL) return -1;
+  int failed = 0;
+  for (Py_ssize_t i = 0; !failed && i < PySequence_Fast_GET_SIZE(listed); ++i) {
+    uint64_t key = PyLong_AsUnsignedLongLong(PySequence_Fast_GET_ITEM(listed, i));
+    failed = PyErr_Occurred() != NULL || (!has(&self->expected, key) && add(&self->expected, key, 0));
+  }
+  Py_DECREF(listed);
+  return failed ? -1 : 0;
+}
+
+int update_ends(Phases* self, PyObject* optimizer) {
+  if (!is_observed(self)) return 0;
+  uint64_t key = (uintptr_t)optimizer;
+  int found = 0;
+  while (!found && self->nesting.count) {
+    Pair known = self->nesting.items[--self->nesting.count];
+    if (known.a != key) continue;
+    found = 1;
+    if (close_phase(self, known.b, 0)) return -1;
+  }
+  if (!found) return 0;
+  if (!has(&self->stepped, key) && add(&self->stepped, key, 0)) return -1;
+  self->updated = self->ended;
+  self->updated_cpu = self->ended_cpu;
+  if (self->nesting.count) return 0;
+  if (!self->expected.count && ask_expected(self)) return -1;
+  if (is_less(&self->stepped, &self->expected) || !self->step_span) {
+    self->keeps_late = 1;
+    self->late_spans.count = 0;
+    return 0;
+  }
+  if (!self->depth) return end_step(self, self->updated, self->updated_cpu);
+  self->ending = 1;  // an update inside a backward ends the step with the backward
   return 0;
 }
 
@@ -411,9 +491,7 @@ static PyObject* phases_leave(Phases* self, PyObject* ignored) {
 static PyObject* phases_inside(Phases* self, PyObject* value) {
   int kind = 0;
   if (get_int(value, &kind)) return NULL;
-  for (size_t i = 0; i < self->depth; ++i)
-    if ((unsigned char)PyBytes_AS_STRING(self->stack[i].template)[0] == kind) Py_RETURN_TRUE;
-  Py_RETURN_FALSE;
+  return PyBool_FromLong(is_inside(self, kind));
 }
 
 static PyObject* phases_update_begins(Phases* self, PyObject* const* args, Py_ssize_t count) {
@@ -421,33 +499,8 @@ static PyObject* phases_update_begins(Phases* self, PyObject* const* args, Py_ss
     PyErr_SetString(PyExc_TypeError, "update_begins(optimizer)");
     return NULL;
   }
-  if (PyThread_get_thread_ident() != self->thread) Py_RETURN_NONE;
-  uint64_t key = (uintptr_t)args[0];
-  if (has(&self->nesting, key)) self->nesting.count = 0;  // the last one ended by an exception
-  // Again before all the others: the step was over after the update before.
-  if (!self->nesting.count && has(&self->stepped, key) && split_step(self)) return NULL;
-  PyObject* name = PyObject_GetAttrString((PyObject*)Py_TYPE(args[0]), "__name__");
-  if (name == NULL) return NULL;
-  uint64_t span = open_phase(self, kOptimizer, name, 0, self->empty);
-  Py_DECREF(name);
-  if (!span && PyErr_Occurred()) return NULL;
-  if (span && add(&self->nesting, key, span)) return NULL;
+  if (update_begins(self, args[0])) return NULL;
   Py_RETURN_NONE;
-}
-
-static int ask_expected(Phases* self) {
-  PyObject* ids = PyObject_CallNoArgs(self->optimizers);
-  if (ids == NULL) return -1;
-  PyObject* listed = PySequence_Fast(ids, "a list of ids");
-  Py_DECREF(ids);
-  if (listed == NULL) return -1;
-  int failed = 0;
-  for (Py_ssize_t i = 0; !failed && i < PySequence_Fast_GET_SIZE(listed); ++i) {
-    uint64_t key = PyLong_AsUnsignedLongLong(PySequence_Fast_GET_ITEM(listed, i));
-    failed = PyErr_Occurred() != NULL || (!has(&self->expected, key) && add(&self->expected, key, 0));
-  }
-  Py_DECREF(listed);
-  return failed ? -1 : 0;
 }
 
 static PyObject* phases_update_ends(Phases* self, PyObject* const* args, Py_ssize_t count) {
@@ -455,29 +508,7 @@ static PyObject* phases_update_ends(Phases* self, PyObject* const* args, Py_ssiz
     PyErr_SetString(PyExc_TypeError, "update_ends(optimizer)");
     return NULL;
   }
-  if (PyThread_get_thread_ident() != self->thread) Py_RETURN_NONE;
-  uint64_t key = (uintptr_t)args[0];
-  int found = 0;
-  while (!found && self->nesting.count) {
-    Pair known = self->nesting.items[--self->nesting.count];
-    if (known.a != key) continue;
-    found = 1;
-    if (close_phase(self, known.b, 0)) return NULL;
-  }
-  if (!found) Py_RETURN_NONE;
-  if (!has(&self->stepped, key) && add(&self->stepped, key, 0)) return NULL;
-  self->updated = self->ended;
-  self->updated_cpu = self->ended_cpu;
-  if (self->nesting.count) Py_RETURN_NONE;
-  if (!self->expected.count && ask_expected(self)) return NULL;
-  if (is_less(&self->stepped, &self->expected) || !self->step_span) {
-    self->keeps_late = 1;
-    self->late_spans.count = 0;
-  } else if (self->depth) {
-    self->ending = 1;  // an update inside a backward ends the step with the backward
-  } else if (end_step(self, self->updated, self->updated_cpu)) {
-    return NULL;
-  }
+  if (update_ends(self, args[0])) return NULL;
   Py_RETURN_NONE;
 }
 
@@ -488,8 +519,7 @@ static PyObject* phases_work(Phases* self, PyObject* const* args, Py_ssize_t cou
   }
   double flops = PyFloat_AsDouble(args[0]), tokens = PyFloat_AsDouble(args[1]);
   if (PyErr_Occurred()) return NULL;
-  self->flops += flops;
-  self->tokens += tokens;
+  add_work(self, flops, tokens);
   Py_RETURN_NONE;
 }
 
@@ -544,6 +574,11 @@ static PyObject* phases_newest(Phases* self, PyObject* ignored) {
   return PyLong_FromUnsignedLongLong(self->newest);
 }
 
+static PyObject* get_calls(PyObject* self, void* ignored) {
+  (void)self, (void)ignored;
+  return Py_NewRef(the_calls);
+}
+
 static PyObject* get_parent(Phases* self, void* ignored) {
   (void)ignored;
   uint64_t parent = self->depth ? self->stack[self->depth - 1].span : self->step_span;
@@ -580,6 +615,7 @@ static void phases_dealloc(Phases* self) {
   }
   for (size_t i = 0; i < self->depth; ++i) Py_DECREF(self->stack[i].template);
   Py_XDECREF(self->step_name);
+  Py_XDECREF(self->type_name);
   Py_XDECREF(self->empty);
   PyMem_Free(self->stack);
   PyMem_Free(self->late_spans.items);
@@ -621,9 +657,10 @@ static PyObject* phases_new(PyTypeObject* type, PyObject* args, PyObject* keywor
   self->late = Py_NewRef(late);
   self->close_late = Py_NewRef(close_late);
   self->step_name = PyUnicode_InternFromString("step");
+  self->type_name = PyUnicode_InternFromString("__name__");
   self->empty = PyUnicode_InternFromString("");
-  if (self->step_name == NULL || self->empty == NULL) goto failed;
-  self->step = self->step_cpu = -1;
+  if (self->step_name == NULL || self->type_name == NULL || self->empty == NULL) goto failed;
+  self->step = self->step_cpu = self->yielded = -1;
   self->anchored = clock_ns(CLOCK_MONOTONIC);
   return (PyObject*)self;
 failed:
@@ -658,10 +695,11 @@ static PyMemberDef phases_members[] = {
 
 static PyGetSetDef phases_getset[] = {
     {"parent", (getter)get_parent, NULL, NULL, NULL},
+    {"calls", get_calls, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyTypeObject PhasesType = {
+PyTypeObject PhasesType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "_kansoku_phases.Phases",
     .tp_basicsize = sizeof(Phases),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
@@ -687,5 +725,6 @@ PyMODINIT_FUNC PyInit__kansoku_phases(void) {
     Py_DECREF(&PhasesType);
     Py_CLEAR(made);
   }
+  if (made != NULL && ready_calls()) Py_CLEAR(made);
   return made;
 }

@@ -33,7 +33,7 @@ _get_ident = threading.get_ident
 _RSS_EVERY = 8
 """Phases of every eighth step (and of the first eight) note the peak memory; steps always do."""
 _QUEUED_MIN_NS = 200_000
-"""The wait in the run queue is read anew where the thread was off the CPU for longer than this."""
+"""How long the thread waited is looked at where it was off the CPU for longer than this."""
 _ANCHOR_EVERY_NS = 10_000_000_000
 _STARTS = 4096
 """So many starts of steps are kept."""
@@ -74,10 +74,15 @@ def make(writer: ring.RingWriter, native_thread: int, callbacks: Callbacks) -> P
     return Phases(writer, queue, callbacks)
 
 
+def extension() -> Any:
+    """Return the compiled module."""
+    return building.extension("phases.c", "_kansoku_phases", "calls.c", "phases.h")
+
+
 def _compiled(writer: ring.RingWriter, queue: int, callbacks: Callbacks) -> Any:
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise OSError("the compiled part relies on the interpreter lock")
-    module = building.extension("phases.c", "_kansoku_phases")
+    module = extension()
     lane = ring.read_header(writer.buffer).lanes[0]
     made = module.Phases(
         writer.buffer, lane.offset, lane.capacity, threading.get_ident(), queue, *callbacks,
@@ -117,6 +122,8 @@ class Phases:
         self._queue_file = queue
         self._queued_ns = 0
         self._off_cpu = 0
+        self._told = self._assumed = 0
+        self._yielded = -1
         self._ended = (0, 0)
         self._late_spans: list[tuple[int, int]] | None = None
         self._expected: set[int] = set()
@@ -177,9 +184,12 @@ class Phases:
         # A system call between two phases costs 3 µs with cold caches; a high-water mark can wait.
         sampled = self.step < _RSS_EVERY or self.step % _RSS_EVERY == 0
         peak = _peak_rss() if sampled else -1
-        # The run queue needs no look where the thread has hardly left the CPU since the last one.
+        # Nothing to be looked at where the thread has hardly left the CPU since the last time.
         off_cpu = now - cpu - self._off_cpu
-        queued = self._queued(now, cpu) if off_cpu >= _QUEUED_MIN_NS else self._queued_ns
+        if off_cpu >= _QUEUED_MIN_NS:
+            self._note_wait(off_cpu)
+            self._off_cpu = now - cpu
+        queued = self._queued_ns
         stack = self._stack
         while stack:
             top, template, start, started, parent = stack.pop()
@@ -216,20 +226,28 @@ class Phases:
         self._templates[kind, name, flags, attributes] = found
         return found
 
-    def _queued(self, now: int, cpu: int) -> int:
-        """Return how long the observed thread has stood in a run queue so far, ns; 0 unknown.
+    def _note_wait(self, more: int) -> None:
+        """Note how long the thread has waited for a CPU so far, ns.
 
-        One read of an open file of /proc: 1 µs with warm caches and 4 with cold ones.
+        ``more``: off the CPU since the last look, ns. Where the thread never gave up the CPU
+        itself, all of that is waiting; else it is what the kernel's own count has grown by: a file
+        of /proc, 4 to 12 µs with cold caches, where a system call costs 1 to 3.
         """
         if self._queue_file < 0:
-            return self._queued_ns
+            return
         try:
-            self._queued_ns = int(os.pread(self._queue_file, 64, 0).split()[1])
-            self._off_cpu = now - cpu
+            yielded = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+            if yielded == self._yielded:
+                self._queued_ns += more
+                self._assumed += more
+                return
+            told = int(os.pread(self._queue_file, 64, 0).split()[1])
         except Exception:
             self._queue_file = -1
             self._queued_ns = 0
-        return self._queued_ns
+            return
+        self._queued_ns += max(told - self._told - self._assumed, 0)
+        self._told, self._assumed, self._yielded = told, 0, yielded
 
     # -- steps --------------------------------------------------------------------------------
 
@@ -323,4 +341,5 @@ class Phases:
 
 
 def _peak_rss() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    # Of the process, though it asks for the thread: that spares the kernel a walk over all threads.
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_maxrss << 10

@@ -108,6 +108,8 @@ class Recorder:
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.phases: Phases
         """The phases and steps of the observed thread; there once ``writer`` is."""
+        self.calls: Any = None
+        """The hooks in C that go with compiled phases, None without."""
         self._failed = False
         self._child = False
         self._detach()
@@ -115,6 +117,7 @@ class Recorder:
     def _attach(self, writer: ring.RingWriter, phases: Phases) -> None:
         """Let the hooks call the phases themselves: a call less in the training loop."""
         self.phases, self.writer = phases, writer
+        self.calls = getattr(phases, "calls", None)
         self.open, self.close, self.inside = phases.open, phases.close, phases.inside
         self.update_begins, self.update_ends = phases.update_begins, phases.update_ends
 
@@ -125,6 +128,8 @@ class Recorder:
         self.update_begins = self._first_update if first else _nothing
         self.close = self.update_ends = _nothing
         self.inside = _none_inside
+        if self.calls is not None:
+            self.calls.stop()
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -291,6 +296,8 @@ class Recorder:
         on, native, torch = self.on, self.native, self.facts.get("torch")
         if native is not None:
             native.abandon()
+        if self.calls is not None:
+            self.calls.stop()
         self.__init__()  # type: ignore[misc]
         self.on = on
         self._child = True
@@ -351,9 +358,10 @@ class Recorder:
         self, kind: int, name: str, start_ns: int, end_ns: int, attributes: str = ""
     ) -> None:
         """Record something that is already over, such as a collection of garbage."""
-        writer, phases = self.writer, self.phases
+        writer = self.writer
         if writer is None or threading.get_ident() != self.thread:
             return
+        phases = self.phases
         # Between two steps the time belongs to the one that comes; before the first, to none.
         step = phases.step if phases.step_span or phases.step < 0 else phases.step + 1
         template = self.template(kind, name, 0, attributes)
