@@ -10,7 +10,6 @@ import importlib.metadata
 import importlib.util
 import os
 import resource
-import shlex
 import shutil
 import socket
 import sys
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kansoku.app._doctor_compilers import working_compiler
 from kansoku.app.store import default_store
 from kansoku.capture.payload import building
 from kansoku.errors import KansokuError
@@ -111,31 +111,29 @@ def check_torch(situation: Situation) -> Iterable[Check]:
             )  # fmt: skip
 
 
+def _compiler(situation: Situation, names: tuple[str, ...]) -> tuple[str | None, str, str]:
+    machine = situation.machine
+    return working_compiler(
+        names, environment=situation.environment, find=situation.find_program,
+        run=None if machine.is_recorded else machine.run,
+    )  # fmt: skip
+
+
 def check_compiler(situation: Situation) -> Iterable[Check]:
     """Look for the compilers of the parts that are made on the machine they run on."""
-
-    def first(*names: str) -> str | None:
-        try:
-            found = building.compiler(
-                *names, environment=situation.environment, find=situation.find_program
-            )
-        except FileNotFoundError:
-            return None
-        return shlex.join(found)
-
-    cpp = first(*building.CXX)
+    cpp, wrong, remedy = _compiler(situation, building.CXX)
     yield Check(
         name="C++ compiler", area="capture", state="ok" if cpp else "limited",
-        found=cpp or "none: collectives issued from C++ (DDP, FSDP2) are seen without times",
-        remedy=None if cpp else "apt install g++ (compiled once, on first use, on the job's node)",
+        found=cpp or f"{wrong}: collectives issued from C++ (DDP, FSDP2) are seen without times",
+        remedy=None if cpp else f"{remedy} (compiled once, on first use, on the job's node)",
         enables="start and end of every collective: the collective recorder in the job",
     )  # fmt: skip
-    c = first(*building.C)
+    c, wrong, remedy = _compiler(situation, building.C)
     yield Check(
         name="C compiler", area="capture", state="ok" if c else "limited",
-        found=c or "none: bursts are read in Python, spans by serve's general reader (slower), "
+        found=c or f"{wrong}: bursts are read in Python, spans by serve's general reader (slower), "
         "and NCCL's profiler plug-in cannot be built",
-        remedy=None if c else "apt install gcc",
+        remedy=None if c else remedy,
         enables="burst reader (agent --bursts, burst watch), span reader of serve, NCCL plug-in",
     )  # fmt: skip
 

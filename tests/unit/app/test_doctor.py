@@ -1,6 +1,7 @@
 """The doctor on planted situations: what is broken, what is merely absent, and the remedy."""
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -103,6 +104,57 @@ def test_variables_that_are_no_commands_name_no_compiler(tmp_path):
         find_program=lambda name: f"/usr/bin/{name}",
     )  # fmt: skip
     assert [check.state for check in check_compiler(place)] == ["limited", "limited"]
+
+
+def compilers(root, commands, cc):
+    """Return the check of the C compiler where ``commands`` (name: script) are installed."""
+    folder = root / "bin"
+    folder.mkdir()
+    for name, script in commands.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    place = Situation(
+        environment={} if cc is None else {"CC": cc},
+        find_program=lambda name: shutil.which(name, path=str(folder)),
+    )
+    return list(check_compiler(place))[1]
+
+
+WORKS = "exit 0"
+REFUSES = """case "$*" in *-march=no*) echo "cc1: error: bad value 'no' for '-march=' switch" >&2; exit 1;; esac"""
+
+
+@pytest.mark.parametrize(
+    ("commands", "cc", "found", "remedy"),
+    [
+        ({"gcc": WORKS}, "/no/such", "CC=/no/such names no compiler: no such program",
+         "set CC to one that works, or unset CC"),
+        ({"gcc": WORKS}, 'gcc "', 'CC=gcc " names no compiler: CC is no command',
+         "set CC to one that works, or unset CC"),
+        ({}, "/no/such", "CC=/no/such names no compiler",
+         "set CC to one that works, or unset CC and apt install gcc libc6-dev"),
+        ({"gcc": REFUSES}, "gcc -march=no", "CC=gcc -march=no does not work: cc1: error: bad value",
+         "set CC to a compiler and arguments that work, or unset CC"),
+        ({"cc": "echo 'fatal error: stdint.h: No such file or directory' >&2; exit 1"}, None,
+         "bin/cc does not work: fatal error: stdint.h", "apt install gcc libc6-dev"),
+        ({"cc": "exit 7"}, None, "bin/cc does not work: it ended with 7",
+         "apt install gcc libc6-dev"),
+        ({}, None, "none: bursts are read in Python", "apt install gcc libc6-dev"),
+    ],
+    ids=["absent", "quote", "no-other", "arguments", "headers", "silent", "none"],
+)  # fmt: skip
+def test_a_compiler_that_does_not_work_is_told_from_one_that_is_not_there(
+    tmp_path, commands, cc, found, remedy
+):
+    check = compilers(tmp_path, commands, cc)
+    assert check.state == "limited"
+    assert found in check.found
+    assert check.remedy == remedy
+
+
+def test_a_compiler_that_works_with_its_arguments_is_named_with_them(tmp_path):
+    check = compilers(tmp_path, {"gcc": REFUSES}, "gcc -O1")
+    assert (check.state, check.found, check.remedy) == ("ok", f"{tmp_path}/bin/gcc -O1", None)
 
 
 def test_rings_without_a_folder(tmp_path):
