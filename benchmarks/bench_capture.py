@@ -24,9 +24,11 @@ from kansoku.formats.run_directory import RECORD, read_run
 from kansoku.model import ring
 
 SPANS = 2_000_000
-ROUNDS, PROFILED = 60, 6
 LAYERS = {4: 3, 2: 7, 1: 10}
 """Of the model, for about 50 ms a step on two cores with so many ranks."""
+ROUNDS = {4: 300, 2: 120, 1: 100}
+"""Ranks that share cores differ more from block to block."""
+PROFILED = 6
 COLD_ROUNDS = 40
 
 
@@ -108,7 +110,7 @@ def added(bare, other):
     )
 
 
-def overhead(ranks, rounds, profiled, layers):
+def overhead(ranks, *, profiled=0):
     """Return step ms, and the overhead of recording (wall, CPU) and of the profiler (wall).
 
     The drain that ``kansoku run`` starts runs beside the recorded blocks. Rings are where they are
@@ -134,7 +136,7 @@ def overhead(ranks, rounds, profiled, layers):
             subprocess.run(
                 [
                     sys.executable, str(job), name,
-                    *map(str, (ranks, rounds, profiled, layers, drain.pid)),
+                    *map(str, (ranks, ROUNDS[ranks], profiled, LAYERS[ranks], drain.pid)),
                 ],
                 env=environment,
                 check=True,
@@ -261,10 +263,10 @@ def main():
     span, clocks = span_cost_ns()
     phase = phase_cost_ns()
     speed, copy = read_speed()
-    step_ms, wall, cpu, profiler = overhead(4, ROUNDS, PROFILED, LAYERS[4])
+    step_ms, wall, cpu, profiler = overhead(4, profiled=PROFILED)
     rows = [
         *overhead_rows(4, step_ms, wall, cpu),
-        *(row for n in (2, 1) for row in overhead_rows(n, *overhead(n, ROUNDS, 0, LAYERS[n])[:3])),
+        *(row for n in (2, 1) for row in overhead_rows(n, *overhead(n)[:3])),
         *cold_rows(),
         Row(
             what="torch.profiler on the same job of 4 ranks, step time",
