@@ -4,12 +4,14 @@
 """
 
 import copy
+import gc
 import inspect
 import json
 import os
 import pickle
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import torch
@@ -36,6 +38,32 @@ class Net(nn.Module):
             return self.second(torch.relu(self.first(x))) * scale
         hidden = checkpoint(self.first, x, use_reentrant=self.recompute == "reentrant")
         return self.second(torch.relu(hidden)) * scale
+
+
+class ByName(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, named):
+        return self.inner(named["x"] if isinstance(named, dict) else named[0])
+
+
+class Nested(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def deep(levels):
+    """Return a chain of modules that comes near the interpreter's limit of recursion."""
+    model = nn.Identity()
+    for _ in range(levels):
+        model = Nested(model)
+    return model
 
 
 class Louder(Net):
@@ -136,6 +164,33 @@ def odd(net, other, optimizer, batch):
         handle.remove()
         return seen, result
 
+    def profiled():
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True
+        ) as profile:
+            net(batch)
+        return len([e for e in profile.events() if e.name.startswith("nn.Module")])
+
+    def dropped():
+        """Return how many of the models that are no longer used are still there."""
+        references = []
+        for _ in range(3):
+            model = Net()
+            update(model, batch)
+            references.append(weakref.ref(model))
+        del model
+        gc.collect()
+        return sum(reference() is not None for reference in references)
+
+    def update_that_raises():
+        def raises_in_it(*_):
+            raise ValueError("in the update")
+
+        handle = optimizer.register_step_pre_hook(raises_in_it)
+        said = raises(lambda: update(net, batch))
+        handle.remove()
+        return said, [update(net, batch) for _ in range(3)]
+
     def hook_that_trains():
         def trains(*_):
             net(batch).sum().backward()
@@ -170,7 +225,17 @@ def odd(net, other, optimizer, batch):
     yield "copied", lambda: float(copy.deepcopy(net)(batch).sum()).hex()
     yield "pickled", lambda: float(pickle.loads(pickle.dumps(net))(batch).sum()).hex()
     yield "scripted", lambda: float(torch.jit.script(nn.Linear(8, 8))(batch * 0).sum()) is not None
-    yield "traced", lambda: float(torch.jit.trace(net, batch)(batch).sum()).hex()
+    yield "traced", lambda: str(torch.jit.trace(net, batch).graph)
+    yield (
+        "attributes",
+        lambda: [inspect.isfunction(nn.Module.__call__), inspect.ismethod(net.__call__)],
+    )
+    yield "profiled", lambda: [profiled() for _ in range(2)]
+    yield "by dictionary", lambda: [update(ByName(), {"x": batch}) for _ in range(3)]
+    yield "by list", lambda: [float(ByName()([batch]).sum()) is not None for _ in range(3)]
+    yield "deep", lambda: float(deep(230)(batch).sum()).hex()
+    yield "dropped", dropped
+    yield "update that raises", update_that_raises
     yield (
         "symbolic",
         lambda: len(torch.fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU())).graph.nodes),
@@ -199,20 +264,22 @@ def main():
         net(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    found = {"before": type(nn.Module.__call__).__name__}
+    found = {"before": type(nn.Module.__dict__["__call__"]).__name__}
     for what, function in odd(net, other, optimizer, batch):
         found[what] = function()
-    found["after"] = type(nn.Module.__call__).__name__
+    found["after"] = type(nn.Module.__dict__["__call__"]).__name__
     # Dynamo has to look through the wrapper of modules.
     import torch._dynamo as dynamo
 
-    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    compiled = torch.compile(net.__call__, backend="eager", fullgraph=True)
     for _ in range(2):
         compiled(batch).sum().backward()
         optimizer.step()
     found["graphs"] = dynamo.utils.counters["stats"]["unique_graphs"]
     found["breaks"] = sum(dynamo.utils.counters["graph_break"].values())
-    found["compiled"] = type(nn.Module.__call__).__name__
+    found["compiled"] = type(nn.Module.__dict__["__call__"]).__name__
+    exported = torch.export.export(Net(), (batch,), strict=True)
+    found["exported"] = len(exported.graph.nodes)
     (Path(sys.argv[1]) / "odd.json").write_text(json.dumps(found))
 
 

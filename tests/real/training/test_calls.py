@@ -40,7 +40,12 @@ def odd(tmp_path_factory):
         rings = folder / "rings" / name
         return Odd(
             found=json.loads((folder / name / "odd.json").read_text()),
-            said=done.stdout + done.stderr,
+            # torch's profiler names times and process numbers.
+            said="".join(
+                line
+                for line in (done.stdout + done.stderr).splitlines(keepends=True)
+                if not line.startswith(("USDT:", "ERROR:20"))
+            ),
             data=read_run(rings) if rings.exists() else None,
         )
 
@@ -70,7 +75,7 @@ def test_c_was_in_place_and_gave_way_to_dynamo(odd):
     assert in_place == {
         "bare": ["function"] * 3,
         "python": ["function"] * 3,
-        "c": ["method_descriptor", "method_descriptor", "function"],
+        "c": ["Call", "Call", "function"],
     }
 
 

@@ -4,10 +4,12 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import polars as pl
@@ -176,6 +178,98 @@ def test_ctrl_c_of_a_terminal_comes_once(tmp_path):
         os.close(terminal)
         os.waitpid(process, 0)
     assert "count 1" in seen, seen
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [("exit 7", 7), ("exit 0", 0), ("kill -TERM $$", -signal.SIGTERM)]
+)
+@pytest.mark.parametrize("stderr", ["full", "no reader"])
+def test_the_jobs_own_end_where_stderr_cannot_be_written(tmp_path, stderr, words, code):
+    if stderr == "full":
+        descriptor = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, descriptor = os.pipe()
+        os.close(reader)
+    program = [sys.executable, "-m", "kansoku", "run", "--out", str(tmp_path / "out"), "--"]
+    try:
+        done = subprocess.run(
+            [*program, "sh", "-c", words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=descriptor, env=bare_environment(KANSOKU_RING_DIR=tmp_path / "rings"),
+            check=False, timeout=60, cwd=ROOT,
+        )  # fmt: skip
+    finally:
+        os.close(descriptor)
+    assert done.returncode == code
+    assert read_run(tmp_path / "out").facts.exit_code == (code if code >= 0 else 128 - code)
+
+
+def test_the_jobs_environment_is_the_callers_and_ours(tmp_path):
+    """In the C locale, where Python adds a variable to its own."""
+    given = {"PATH": os.environ["PATH"], "LANG": "C", "KANSOKU_RING_DIR": str(tmp_path / "rings"),
+             "PYTHONPATH": "/mine", "TWO": "a=b\nc"}  # fmt: skip
+    out = tmp_path / "out"
+    program = [sys.executable, "-m", "kansoku", "run", "--out", str(out), "--", "env", "-0"]
+    done = subprocess.run(
+        program, env=given, capture_output=True, text=True, check=True, timeout=60, cwd=ROOT
+    )
+    seen = dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry)
+    ours = {"KANSOKU_RUN_ID", "KANSOKU_OUT", "KANSOKU_LAUNCH_NODE"}
+    assert seen.keys() - given.keys() == ours
+    assert {name: seen[name] for name in given} == given | {"PYTHONPATH": f"{out}/.capture:/mine"}
+
+
+def test_ctrl_c_again_and_again_leaves_the_jobs_end(tmp_path):
+    """A press every 20 ms from the job's start to the launcher's end."""
+    code = """
+    import os, signal, time
+    signal.signal(signal.SIGINT, lambda *_: os._exit(9))
+    print("ready", flush=True)
+    time.sleep(60)
+    """
+    program = [sys.executable, "-m", "kansoku", "run", "--out", str(tmp_path / "out"), "--",
+               sys.executable, "-c", textwrap.dedent(code)]  # fmt: skip
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(ROOT)
+        os.execve(program[0], program, bare_environment(KANSOKU_RING_DIR=tmp_path / "rings"))
+    seen = ""
+    try:
+        while True:
+            while select.select([terminal], [], [], 0)[0]:
+                seen += os.read(terminal, 4096).decode()
+            if "ready" in seen:
+                os.write(terminal, b"\x03")
+            time.sleep(0.02)
+    except OSError:  # its other end is closed
+        pass
+    finally:
+        _, status = os.waitpid(process, 0)
+        os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 9, seen.replace("^C", "")
+    facts = read_run(tmp_path / "out").facts
+    assert facts.exit_code == 9
+    assert facts.end_ns is not None
+
+
+def test_records_that_do_not_fit_are_said(tmp_path):
+    """No file may grow over 128 KiB: the copy is refused, the ring stays and is read."""
+    path = script(tmp_path, PLAIN.replace("range(6)", "range(400)"))
+    limit = 'ulimit -f 256; exec "$@"'  # blocks of 512 bytes
+    program = [sys.executable, "-m", "kansoku", "run", "--out", str(tmp_path / "out"), "--"]
+    rings = tmp_path / "rings"
+    environment = bare_environment(KANSOKU_RING_DIR=rings, KANSOKU_NATIVE=0)
+    environment["KANSOKU_RING_BYTES"] = str(120 << 10)
+    done = subprocess.run(
+        ["sh", "-c", limit, "sh", *program, sys.executable, str(path)],
+        env=environment, capture_output=True, text=True, check=False, timeout=120, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = f"records could not be written to {tmp_path / 'out'}"
+    left = f"rings of ended processes (1) were left in {rings}/"
+    assert said in " ".join(done.stderr.split())
+    run_json = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert any(text.startswith(said) and left in text for text in run_json["missing"])
+    assert run_json["exit_code"] == 0
 
 
 def test_a_process_without_room_for_its_ring_is_named(tmp_path):

@@ -159,6 +159,22 @@ def test_both_write_the_same_ring(monkeypatch):
 
 
 @pytest.mark.parametrize("compiled", [True, False])
+def test_an_update_that_raised_does_not_hold_the_steps(compiled):
+    """The next update of the same optimizer closes it; the steps after it are steps again."""
+    side = Side(compiled=compiled)
+    side.optimizers = side.optimizers[:1]
+    one, optimizer = side.phases, side.optimizers[0]
+    one.update_begins(optimizer)  # and no end
+    for step in range(3):
+        one.close(one.open(3, "forward"))
+        one.update_begins(optimizer)
+        one.update_ends(optimizer)
+        assert (one.step, one.step_span, one.parent) == (step, 0, 0)
+    flags = [row[0][UNTIMED.index("flags")] for row in side.rows()[0] if row[0][0]]
+    assert flags.count(ring.FLAG_FAILED) == 1
+
+
+@pytest.mark.parametrize("compiled", [True, False])
 def test_a_phase_has_the_times_of_the_clocks(compiled):
     side = Side(compiled=compiled)
     before = phases._clock()

@@ -17,9 +17,10 @@ typedef struct {
   unsigned long long last_eval;
   PyObject* counting;
   PyObject* phases;  // NULL where nothing is recorded: everything goes the Python way
-  PyObject *is_grad_enabled, *fake_mode, *failed, *broken;
-  PyObject *call_slowly, *next, *next_slowly, *begins_slowly, *ends_slowly;
-  PyObject *model, *shape;  // of the forward before, and what it computes and reads
+  PyObject *is_grad_enabled, *fake_mode, *tracing, *failed, *broken;
+  PyObject *module, *call_slowly, *next, *next_slowly, *begins_slowly, *ends_slowly;
+  void* model;              // of the forward before; census.py says when it is gone
+  PyObject* shape;
   double flops, tokens;
 } Calls;
 
@@ -37,26 +38,40 @@ static Phases* recorded(void) {
   return phases != NULL && is_observed(phases) ? phases : NULL;
 }
 
-// Count the exception that is set; it costs data only.
-static void swallow(void) {
+// Count the exception that is set; it costs data only. What is no Exception, such as a SystemExit from
+// a handler of the job's signals, is the job's: it stays set, and -1 is returned.
+static int swallow(void) {
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
+  if (!PyErr_GivenExceptionMatches(type, PyExc_Exception)) {
+    PyErr_Restore(type, value, trace);
+    return -1;
+  }
   PyErr_NormalizeException(&type, &value, &trace);
-  if (PyErr_GivenExceptionMatches(type, PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
-  PyObject* done = PyObject_CallOneArg(calls.failed, value == NULL ? Py_None : value);
-  if (done == NULL) PyErr_Clear();
+  PyObject* done = PyObject_CallOneArg(calls.failed, value);
+  int failed = done == NULL && !PyErr_ExceptionMatches(PyExc_Exception) ? -1 : 0;
+  if (done == NULL && !failed) PyErr_Clear();
   Py_XDECREF(done);
   Py_XDECREF(type);
   Py_XDECREF(value);
   Py_XDECREF(trace);
+  return failed;
 }
 
-static void end_phase(uint64_t span) {
-  if (span == 0 || calls.phases == NULL) return;
-  PyObject *type, *value, *trace;  // what the wrapped call raised goes on
+// Close a phase after the wrapped call returned a result, or NULL with the job's exception.
+static PyObject* ended(uint64_t span, PyObject* result) {
+  if (span == 0 || calls.phases == NULL) return result;
+  PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
-  if (close_phase((Phases*)calls.phases, span, 0)) swallow();
+  if (close_phase((Phases*)calls.phases, span, 0) && swallow()) {
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    Py_CLEAR(result);
+    return NULL;
+  }
   PyErr_Restore(type, value, trace);
+  return result;
 }
 
 // Return 1 or 0, -1 with an exception.
@@ -66,11 +81,15 @@ static int is_true(PyObject* owned) {
   return truth;
 }
 
+// Whether what passes are no tensors of a training, but fake ones, or those of a tracer.
 static int is_faked(void) {
-  PyObject* mode = PyObject_CallNoArgs(calls.fake_mode);
-  if (mode == NULL) return -1;
-  Py_DECREF(mode);
-  return mode != Py_None;
+  for (int i = 0; i < 2; ++i) {
+    PyObject* mode = PyObject_CallNoArgs(i ? calls.tracing : calls.fake_mode);
+    if (mode == NULL) return -1;
+    Py_DECREF(mode);
+    if (mode != Py_None) return 1;
+  }
+  return 0;
 }
 
 static PyObject* call_with(PyObject* callable, PyObject* first, PyObject* const* args, Py_ssize_t count,
@@ -118,8 +137,14 @@ static int is_as_before(PyObject* module, PyObject* const* args, Py_ssize_t coun
   if (is == 1 && !calls.eval_trains) is = is_true(PyObject_GetAttr(module, s_training));
   if (is != 1) return is;
   PyObject* shape = PyObject_GetAttr(input, s_shape);
-  if (shape == NULL) return -1;
-  is = PyObject_RichCompareBool(shape, calls.shape, Py_EQ);
+  if (shape == NULL) {  // a dictionary, say
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
+    PyErr_Clear();
+    return 0;
+  }
+  PyObject* before = Py_NewRef(calls.shape);  // comparing may run the job's code
+  is = PyObject_RichCompareBool(shape, before, Py_EQ);
+  Py_DECREF(before);
   Py_DECREF(shape);
   return is;
 }
@@ -127,6 +152,8 @@ static int is_as_before(PyObject* module, PyObject* const* args, Py_ssize_t coun
 // Open the phase of a usual forward: 1; 0 where it is none, -1 with an exception.
 static int begin_forward(Phases* phases, PyObject* module, PyObject* const* args, Py_ssize_t count,
                          PyObject* names, uint64_t* span) {
+  int faked = is_faked();  // first: a tracer sees who reads a shape
+  if (faked) return faked < 0 ? -1 : 0;
   int repeats = is_inside(phases, kBackward);
   if (!repeats) {
     int is = is_as_before(module, args, count, names);
@@ -139,8 +166,6 @@ static int begin_forward(Phases* phases, PyObject* module, PyObject* const* args
     Py_XDECREF(is_meta);
     if (is_meta == Py_True) return 0;
   }
-  int faked = is_faked();
-  if (faked) return faked < 0 ? -1 : 0;
   PyObject* name = PyObject_GetAttr((PyObject*)Py_TYPE(module), s_name);
   if (name == NULL) return -1;
   *span = open_phase(phases, kForward, name, repeats ? kRecompute : 0, s_empty);
@@ -150,19 +175,58 @@ static int begin_forward(Phases* phases, PyObject* module, PyObject* const* args
   return 1;
 }
 
+// A profiler or a debugger tells module calls by their Python frames.
+static int is_watched(void) {
+  PyThreadState* state = PyThreadState_Get();
+  return state->c_profilefunc != NULL || state->c_tracefunc != NULL;
+}
+
 static PyObject* call_module(PyObject* module, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-  if (calls.depth == 1) return call_through(module, args, count, names);
-  Phases* phases = calls.depth == 0 ? recorded() : NULL;
+  Phases* phases = NULL;
+  if (!is_watched()) {
+    if (calls.depth == 1) return call_through(module, args, count, names);
+    if (calls.depth == 0) phases = recorded();
+  }
   uint64_t span = 0;
   int is_usual = phases == NULL ? 0 : begin_forward(phases, module, args, count, names, &span);
   if (is_usual == 0) return call_with(calls.call_slowly, module, args, count, names);
-  if (is_usual < 0) swallow();
+  if (is_usual < 0 && swallow()) return NULL;
   calls.depth = 1;
   PyObject* result = call_through(module, args, count, names);
   calls.depth = 0;
-  end_phase(span);
-  return result;
+  return ended(span, result);
 }
+
+// Stands in Module.__dict__ for the wrapper in Python. A call of a module finds it by its type and comes
+// in here; who reads the attribute, to save, wrap, inspect or compile it, gets the one in Python.
+typedef struct {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+} Call;
+
+static PyObject* call_vector(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
+  (void)self;
+  Py_ssize_t count = PyVectorcall_NARGS(flags);
+  if (count < 1) return PyObject_Vectorcall(calls.call_slowly, args, flags, names);
+  if (!PyObject_TypeCheck(args[0], (PyTypeObject*)calls.module))
+    return PyObject_Vectorcall(calls.call_slowly, args, flags, names);
+  return call_module(args[0], args + 1, count - 1, names);
+}
+
+static PyObject* call_get(PyObject* self, PyObject* owner, PyObject* type) {
+  (void)self, (void)type;
+  if (owner == NULL || owner == Py_None) return Py_NewRef(calls.call_slowly);
+  return PyMethod_New(calls.call_slowly, owner);
+}
+
+static PyTypeObject CallType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "_kansoku_phases.Call",
+    .tp_basicsize = sizeof(Call),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
+    .tp_vectorcall_offset = offsetof(Call, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_descr_get = call_get,
+};
 
 // -- backwards ------------------------------------------------------------------------------------
 
@@ -172,7 +236,7 @@ static PyObject* run_backward(Engine* self, PyObject* const* args, Py_ssize_t co
   int faked = is_faked();
   if (faked == 1) return PyObject_Vectorcall(self->run, args, (size_t)count, names);
   uint64_t span = faked < 0 ? 0 : open_phase(phases, kBackward, s_backward, 0, s_empty);
-  if (PyErr_Occurred()) swallow();
+  if (PyErr_Occurred() && swallow()) return NULL;
   int depth = calls.depth;
   calls.depth = 0;  // a forward repeated inside is seen as recomputation
   PyObject* result = PyObject_Vectorcall(self->run, args, (size_t)count, names);
@@ -180,13 +244,12 @@ static PyObject* run_backward(Engine* self, PyObject* const* args, Py_ssize_t co
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyObject* done = PyObject_CallNoArgs(calls.broken);
-    if (done == NULL) swallow();
+    if (done == NULL) PyErr_Clear();  // the job's own exception is what it hears of
     Py_XDECREF(done);
     PyErr_Restore(type, value, trace);
   }
   calls.depth = depth;
-  end_phase(span);
-  return result;
+  return ended(span, result);
 }
 
 static PyObject* engine_attribute(Engine* self, PyObject* name) {
@@ -226,23 +289,21 @@ static PyObject* next_batch(PyObject* loader, PyObject* ignored) {
   if (phases == NULL) return PyObject_CallOneArg(calls.next_slowly, loader);
   int trains = is_true(PyObject_CallNoArgs(calls.is_grad_enabled));
   uint64_t span = trains < 0 ? 0 : open_phase(phases, kDataWait, s_loader, trains ? 0 : kEvaluates, s_empty);
-  if (PyErr_Occurred()) swallow();
-  PyObject* result = PyObject_CallOneArg(calls.next, loader);
-  end_phase(span);
-  return result;
+  if (PyErr_Occurred() && swallow()) return NULL;
+  return ended(span, PyObject_CallOneArg(calls.next, loader));
 }
 
 static PyObject* calls_update_begins(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   (void)self;
   if (calls.phases == NULL) return PyObject_Vectorcall(calls.begins_slowly, args, (size_t)count, NULL);
-  if (count && update_begins((Phases*)calls.phases, args[0])) swallow();
+  if (count && update_begins((Phases*)calls.phases, args[0]) && swallow()) return NULL;
   Py_RETURN_NONE;
 }
 
 static PyObject* calls_update_ends(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   (void)self;
   if (calls.phases == NULL) return PyObject_Vectorcall(calls.ends_slowly, args, (size_t)count, NULL);
-  if (count && update_ends((Phases*)calls.phases, args[0])) swallow();
+  if (count && update_ends((Phases*)calls.phases, args[0]) && swallow()) return NULL;
   Py_RETURN_NONE;
 }
 
@@ -256,12 +317,13 @@ static void put(PyObject** place, PyObject* value) {
 
 static PyObject* calls_begin(PyObject* self, PyObject* args) {
   (void)self;
-  PyObject *phases, *is_grad_enabled, *fake_mode, *failed, *broken, *begins, *ends;
-  if (!PyArg_ParseTuple(args, "O!OOOOOO", &PhasesType, &phases, &is_grad_enabled, &fake_mode, &failed,
-                        &broken, &begins, &ends))
+  PyObject *phases, *is_grad_enabled, *fake_mode, *tracing, *failed, *broken, *begins, *ends;
+  if (!PyArg_ParseTuple(args, "O!OOOOOOO", &PhasesType, &phases, &is_grad_enabled, &fake_mode, &tracing,
+                        &failed, &broken, &begins, &ends))
     return NULL;
   put(&calls.is_grad_enabled, is_grad_enabled);
   put(&calls.fake_mode, fake_mode);
+  put(&calls.tracing, tracing);
   put(&calls.failed, failed);
   put(&calls.broken, broken);
   put(&calls.begins_slowly, begins);
@@ -273,17 +335,19 @@ static PyObject* calls_begin(PyObject* self, PyObject* args) {
 static PyObject* calls_stop(PyObject* self, PyObject* ignored) {
   (void)self, (void)ignored;
   Py_CLEAR(calls.phases);
-  Py_CLEAR(calls.model);
   Py_CLEAR(calls.shape);
+  calls.model = NULL;
+  calls.depth = 0;
   Py_RETURN_NONE;
 }
 
 static PyObject* calls_remember(PyObject* self, PyObject* args) {
   (void)self;
-  PyObject *model, *shape;
+  unsigned long long model;
+  PyObject* shape;
   double flops, tokens;
-  if (!PyArg_ParseTuple(args, "OOdd", &model, &shape, &flops, &tokens)) return NULL;
-  put(&calls.model, model);
+  if (!PyArg_ParseTuple(args, "KOdd", &model, &shape, &flops, &tokens)) return NULL;
+  calls.model = (void*)(uintptr_t)model;
   put(&calls.shape, shape);
   if (shape == Py_None) Py_CLEAR(calls.shape);
   calls.flops = flops;
@@ -291,17 +355,18 @@ static PyObject* calls_remember(PyObject* self, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-static PyMethodDef call_method = {
-    "__call__", FAST(call_module, METH_KEYWORDS), "__call__($self, /, *args, **kwargs)\n--\n\n"};
 static PyMethodDef next_method = {"__next__", (PyCFunction)next_batch, METH_NOARGS, "__next__($self, /)\n--\n\n"};
 
 static PyObject* calls_call(PyObject* self, PyObject* args) {
   (void)self;
-  PyTypeObject* type;
-  PyObject* slowly;
+  PyObject *type, *slowly;
   if (!PyArg_ParseTuple(args, "O!O", &PyType_Type, &type, &slowly)) return NULL;
+  Call* made = (Call*)CallType.tp_alloc(&CallType, 0);
+  if (made == NULL) return NULL;
+  made->vectorcall = call_vector;
+  put(&calls.module, type);
   put(&calls.call_slowly, slowly);
-  return PyDescr_NewMethod(type, &call_method);
+  return (PyObject*)made;
 }
 
 static PyObject* calls_next(PyObject* self, PyObject* args) {
@@ -369,7 +434,7 @@ int ready_calls(void) {
   };
   for (size_t i = 0; i < sizeof texts / sizeof *texts; ++i)
     if ((*texts[i].place = PyUnicode_InternFromString(texts[i].text)) == NULL) return -1;
-  if (PyType_Ready(&EngineType) || PyType_Ready(&CallsType)) return -1;
+  if (PyType_Ready(&EngineType) || PyType_Ready(&CallType) || PyType_Ready(&CallsType)) return -1;
   PyObject_Init(the_calls, &CallsType);
   return 0;
 }

@@ -11,7 +11,9 @@ Convention ``operators``: the products that torch's dispatcher saw, whatever cal
 
 from __future__ import annotations
 
+import functools
 import sys
+import weakref
 from typing import Any
 
 from kansoku.capture.payload import products
@@ -37,7 +39,8 @@ _MAX_TRIES = 3
 """So often a forward is counted anew where a compiler traced in it."""
 _known: dict[tuple[Any, ...], tuple[float, float]] = {}
 _tries: dict[tuple[Any, ...], int] = {}
-_roots: dict[int, Any] = {}
+_roots: dict[int, weakref.ref[Any]] = {}
+"""The models that have been counted; a job may drop its models."""
 _settled = False
 
 
@@ -81,7 +84,7 @@ def begin(module: Any, args: Any, kwargs: Any) -> Any:
     model, shape, flops, tokens = _last
     first = args[0] if args and not kwargs else kwargs.get("input_ids")
     # Nearly always: the model of before, with the shape of before.
-    if module is model and shape is not None and getattr(first, "shape", None) == shape:
+    if id(module) == model and shape is not None and getattr(first, "shape", None) == shape:
         RECORDER.phases.work(flops, tokens)
         return None
     tensor = _token_ids(args, kwargs)
@@ -90,24 +93,38 @@ def begin(module: Any, args: Any, kwargs: Any) -> Any:
     if known is None and len(_known) < 256:
         return _Count(module, key, tensor)
     if known is not None:
-        _remember(module, key[1], *known)
+        _remember(id(module), key[1], *known)
         RECORDER.phases.work(*known)
     return None
 
 
-_last: tuple[Any, Any, float, float] = (None, None, 0.0, 0.0)
+_last: tuple[int, Any, float, float] = (0, None, 0.0, 0.0)
 
 
-def _remember(module: Any, shape: Any, flops: float, tokens: float) -> None:
+def _remember(model: int, shape: Any, flops: float, tokens: float) -> None:
     global _last  # noqa: PLW0603 - the last one
-    _last = (module, shape, flops, tokens)
+    _last = (model, shape, flops, tokens)
     if RECORDER.calls is not None:
         RECORDER.calls.remember(*_last)
 
 
-def last() -> tuple[Any, Any, float, float]:
-    """Return the model, the shape of its input, FLOPs and tokens of the forward before."""
+def last() -> tuple[int, Any, float, float]:
+    """Return model (id), shape of its input, FLOPs and tokens of the forward before."""
     return _last
+
+
+def _forget(model: int, _: Any) -> None:
+    """Drop what is known of a model that is gone: another may get its id."""
+    _roots.pop(model, None)
+    for known in (_known, _tries):
+        for key in [key for key in known if key[0] == model]:
+            del known[key]
+    if _last[0] == model:
+        _remember(0, None, 0.0, 0.0)
+
+
+def _models() -> list[Any]:
+    return [root for reference in list(_roots.values()) if (root := reference()) is not None]
 
 
 class _Count:
@@ -120,7 +137,8 @@ class _Count:
         self.rows = self.tokens or float(
             tensor.shape[0] if tensor is not None and tensor.shape else 0
         )
-        _roots.setdefault(id(root), root)
+        if id(root) not in _roots:
+            _roots[id(root)] = weakref.ref(root, functools.partial(_forget, id(root)))
         self.split = find_split(root)
         self._raised = sys.exc_info()[1]
         observer = products.observe()
@@ -228,7 +246,7 @@ def settle() -> bool:
     facts["layers"], facts["hidden"] = _shape()
     by = "modules" if products.observe() is None else "operators"
     facts["extra"]["flops_convention"] = CONVENTIONS[by]
-    facts["extra"]["model"] = " + ".join(sorted({type(_bare(r)).__name__ for r in _roots.values()}))
+    facts["extra"]["model"] = " + ".join(sorted({type(_bare(r)).__name__ for r in _models()}))
     facts["device"], facts["extra"]["precision"] = _device()
     if not RECORDER.phases.tokens:
         RECORDER.miss("tokens per step: the model's input is neither token ids nor a sequence")
@@ -251,7 +269,7 @@ def _parameters() -> int:
     """Count parameters once: whole where FSDP shards them, this rank's part where others do."""
     seen: set[int] = set()
     total = 0
-    for root in _roots.values():
+    for root in _models():
         sharded = _fsdp_axes(root)
         for parameter in root.parameters():
             if id(parameter) in seen:
@@ -293,7 +311,7 @@ def _shape() -> tuple[int | None, int | None]:
     """Return (layers, hidden): the longest list of alike blocks, and the width they share."""
     layers = 0
     widths: dict[int, int] = {}
-    for root in _roots.values():
+    for root in _models():
         best = 0
         for module in root.modules():
             if type(module).__name__ in ("ModuleList", "Sequential", "ModuleDict"):
@@ -312,7 +330,7 @@ def _shape() -> tuple[int | None, int | None]:
 
 
 def _device() -> tuple[str, str]:
-    for root in _roots.values():
+    for root in _models():
         for parameter in root.parameters():
             precision = str(parameter.dtype).replace("torch.", "")
             if parameter.device.type == "cuda":

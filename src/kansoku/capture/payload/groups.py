@@ -11,6 +11,7 @@ from typing import Any
 
 from kansoku.capture.payload import device, flight, native
 from kansoku.capture.payload.recorder import RECORDER
+from kansoku.capture.payload.wrapping import replace
 from kansoku.model import ring
 
 __all__ = ["install", "name_axes"]
@@ -31,15 +32,13 @@ def install(torch: ModuleType) -> None:
         return
     import torch.distributed.distributed_c10d as c10d
 
-    from kansoku.capture.payload.hooks import _replace
-
-    _replace(c10d, "_new_process_group_helper", _wrap_helper)
-    _replace(c10d.Work, "wait", _wrap_wait)
+    replace(c10d, "_new_process_group_helper", _wrap_helper)
+    replace(c10d.Work, "wait", _wrap_wait)
     from torch.distributed.device_mesh import DeviceMesh
     from torch.nn.parallel import DistributedDataParallel
 
-    _replace(DeviceMesh, "__init__", _wrap_mesh)
-    _replace(DistributedDataParallel, "__init__", _wrap_ddp)
+    replace(DeviceMesh, "__init__", _wrap_mesh)
+    replace(DistributedDataParallel, "__init__", _wrap_ddp)
     if RECORDER.native is None and _loaded:
         _patch_python(torch)
 
@@ -214,8 +213,6 @@ def _nbytes(value: Any) -> tuple[int, str]:
 def _patch_python(torch: ModuleType) -> None:
     import torch.distributed.distributed_c10d as c10d
 
-    from kansoku.capture.payload.hooks import _replace
-
     if flight.join not in RECORDER.before_end:
         RECORDER.before_end.append(flight.join)
     for function, (name, place) in _PYTHON.items():
@@ -225,7 +222,7 @@ def _patch_python(torch: ModuleType) -> None:
         wrapped = _wrap_collective(original, name, place)
         for owner in (c10d, torch.distributed):
             if getattr(owner, function, None) is original:
-                _replace(owner, function, functools.partial(_exchange, wrapped))
+                replace(owner, function, functools.partial(_exchange, wrapped))
 
 
 def _exchange(wrapped: Any, _: Any) -> Any:

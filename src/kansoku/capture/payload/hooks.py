@@ -11,13 +11,15 @@ import functools
 import gc
 import importlib
 import os
+import threading
 import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from kansoku.capture.payload import bootstrap, census, device, groups
+from kansoku.capture.payload import bootstrap, census, device, dynamo, groups
 from kansoku.capture.payload.recorder import RECORDER
+from kansoku.capture.payload.wrapping import QUICKENING, UNDO, replace
 from kansoku.model import ring
 
 __all__ = ["install", "switch", "uninstall"]
@@ -25,15 +27,10 @@ __all__ = ["install", "switch", "uninstall"]
 _KIND = ring.KIND_CODES
 _FORWARD, _BACKWARD = _KIND["forward"], _KIND["backward"]
 _DATA, _EVALUATION = _KIND["data_wait"], _KIND["evaluation"]
-_CHECKPOINT, _GC, _COMPILE = _KIND["checkpoint"], _KIND["gc"], _KIND["compile"]
+_CHECKPOINT, _GC = _KIND["checkpoint"], _KIND["gc"]
 _GC_MIN_NS = 500_000
 _SETTLING_UPDATES = 16
 """After so many updates, of all optimizers, the model's facts stand."""
-_Make = Callable[[Any], Any]
-_Quick = Callable[[Any, Any], Any]
-_undo: list[Callable[[], None]] = []
-_quickening: list[Callable[[], None]] = []
-"""What puts the wrappers in C in the places of those in Python."""
 _clock = time.monotonic_ns
 
 
@@ -54,51 +51,6 @@ class _State:
 
 _state: Any = _State()
 """That of the wrappers in C once they are in place, with the same attributes."""
-_compiles = False
-"""Whether dynamo is used here: it has to look through the wrapper of modules."""
-
-
-class _Wrapper:
-    """A wrapper in the place of an attribute of torch's."""
-
-    def __init__(self, owner: Any, name: str, make: _Make, quick: _Quick | None):
-        self._owner, self._name, self._quick = owner, name, quick
-        self._original = self._now()
-        self._slow = self._current = make(self._original)
-        setattr(owner, name, self._current)
-
-    def _now(self) -> Any:
-        owner, name = self._owner, self._name
-        return owner.__dict__.get(name) if isinstance(owner, type) else getattr(owner, name)
-
-    def _exchange(self, new: Any) -> None:
-        if self._now() is self._current:  # somebody else may have wrapped us since: leave theirs
-            setattr(self._owner, self._name, new)
-            self._current = new
-
-    def quicken(self) -> None:
-        """Put the same in C in its place, where there is one."""
-        if self._quick is not None:
-            self._exchange(self._quick(self._original, self._slow))
-
-    def slow_down(self) -> None:
-        """Put the one in Python in its place again."""
-        self._exchange(self._slow)
-
-    def undo(self) -> None:
-        """Put the original in its place."""
-        self._exchange(self._original)
-
-
-def _replace(owner: Any, name: str, make: _Make, quick: _Quick | None = None) -> _Wrapper:
-    """Put ``make(original)`` in place of an attribute; the same in C is ``quick(original, it)``."""
-    wrapper = _Wrapper(owner, name, make, quick)
-    _undo.append(wrapper.undo)
-    if quick is not None:
-        _quickening.append(wrapper.quicken)
-        if _is_quick():
-            wrapper.quicken()
-    return wrapper
 
 
 def install() -> None:
@@ -122,18 +74,20 @@ def install() -> None:
             RECORDER.failed()
             name = getattr(part, "__name__", "?").strip("_").replace("_", " ")
             RECORDER.miss(f"{name} failed on torch {torch.__version__}")
-    bootstrap.after_import("torch._dynamo.callback", _watch_compile)
-    bootstrap.after_import("torch._dynamo.eval_frame", _hide_from_dynamo)
+    if _is_quick():
+        _put_in_c()
+    bootstrap.after_import("torch._dynamo.callback", dynamo.watch_compile)
+    bootstrap.after_import("torch._dynamo.eval_frame", dynamo.hide)
     bootstrap.after_import("torch.distributed.checkpoint", _wrap_distributed_checkpoint)
     bootstrap.after_import("safetensors.torch", _wrap_safetensors)
 
 
 def uninstall() -> None:
     """Take the wrappers out again."""
-    _quickening.clear()
-    while _undo:
+    QUICKENING.clear()
+    while UNDO:
         try:
-            _undo.pop()()
+            UNDO.pop()()
         except Exception:
             RECORDER.failed()
 
@@ -170,6 +124,13 @@ def _is_settled() -> bool:
     )
 
 
+def _take_over() -> None:
+    if _is_settled():
+        _quicken()
+    elif dynamo.SEEN.modules is not None:
+        dynamo.SEEN.modules.again()
+
+
 def _quicken() -> None:
     """Let the wrappers in C take over what nearly every step does."""
     global _state  # noqa: PLW0603 - once a ring
@@ -178,17 +139,24 @@ def _quicken() -> None:
         for name in _State.__slots__:
             setattr(calls, name, getattr(_state, name))
         calls.begin(
-            RECORDER.phases, importlib.import_module("torch").is_grad_enabled, _fake_mode, _swallow,
-            _Engine.broken, _update_begins, _update_ends,
+            RECORDER.phases, importlib.import_module("torch").is_grad_enabled, _fake_mode, _tracing,
+            _swallow, _Engine.broken, _update_begins, _update_ends,
         )  # fmt: skip
         calls.remember(*census.last())
         _state = calls
-        for quicken in _quickening:
-            quicken()
+        _put_in_c()
     except Exception:
         RECORDER.failed()
         calls.stop()
         RECORDER.calls = None
+
+
+def _put_in_c() -> None:
+    for quicken in QUICKENING:
+        try:
+            quicken()
+        except Exception:
+            RECORDER.failed()
 
 
 def _forget() -> None:
@@ -220,49 +188,53 @@ def _wrap_modules(torch: ModuleType) -> None:
     )
 
     def quick(_: Any, slowly: Any) -> Any:
-        return RECORDER.calls.call(module, slowly) if own and not _compiles else slowly
+        return RECORDER.calls.call(module, slowly) if own and not dynamo.SEEN.used else slowly
 
-    global _modules  # noqa: PLW0603 - the one in place
-    _modules = _replace(module, "__call__", functools.partial(_module_call, torch, own), quick)
+    dynamo.SEEN.modules = replace(
+        module, "__call__", functools.partial(_module_call, torch, own), quick
+    )
 
 
-_modules: _Wrapper | None = None
+def _see(module: Any, args: Any) -> None:
+    """Let the census look at an inner module of a forward that it counts."""
+    try:
+        _state.counting.see(module, args)
+    except Exception:
+        _failed()
 
 
 def _module_call(torch: ModuleType, own: bool, original: Any) -> Any:  # noqa: FBT001 - bound once
     """Return the wrapper of ``Module.__call__``; ``own``: torch's own original."""
     is_compiling = torch.compiler.is_dynamo_compiling
     is_grad_enabled = torch.is_grad_enabled
-    recorder = RECORDER
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - the one wrapped
         # Compiled code sees a plain call: the first test folds to a constant there. Every
-        # module of a model passes here at every step: the inner ones are let through next.
+        # module of a model passes here at every step: the inner ones are let through next, with
+        # no frame more than torch has, since a job may nest as deep as the interpreter lets it.
         if is_compiling():
             return original(self, *args, **kwargs)
-        if own and _state.depth == 1:
+        if own and _state.depth:
+            if _state.depth > 1:
+                _see(self, args)
             if self._compiled_call_impl is not None:
                 return self._compiled_call_impl(*args, **kwargs)
             return self._call_impl(*args, **kwargs)
         return outer(self, args, kwargs)
 
     def outer(self: Any, args: Any, kwargs: Any) -> Any:
-        if _state.depth:
+        if _state.depth or _is_unobserved():
             if _state.depth > 1:
-                try:
-                    _state.counting.see(self, args)
-                except Exception:
-                    recorder.failed()
+                _see(self, args)
             return original(self, *args, **kwargs)
-        if _is_settled():
-            _quicken()
+        _take_over()
         state = _state
         state.depth = 1
         span = 0
         try:
             span = _forward_begins(self, args, kwargs, is_grad_enabled())
         except Exception:
-            recorder.failed()
+            _failed()
         try:
             return original(self, *args, **kwargs)
         finally:
@@ -271,17 +243,16 @@ def _module_call(torch: ModuleType, own: bool, original: Any) -> Any:  # noqa: F
                 _forward_ends(span)
 
     __call__.__wrapped__ = original  # type: ignore[attr-defined]
-    _code_objects.extend((__call__.__code__, outer.__code__))
+    dynamo.CODE.extend((__call__.__code__, outer.__code__, _see.__code__))
     return __call__
-
-
-_code_objects: list[Any] = []
 
 
 def _forward_begins(module: Any, args: Any, kwargs: Any, grad: bool) -> int:  # noqa: FBT001
     recorder, state = RECORDER, _state
-    if _fake_mode() is not None or (args and getattr(args[0], "is_meta", False)):
-        return 0  # only finds out shapes: on fake or meta tensors, or for a compiler
+    if _fake_mode() is not None or _tracing() is not None:
+        return 0  # only finds out shapes or operations; a tracer sees who reads a shape
+    if args and getattr(args[0], "is_meta", False):
+        return 0
     name = type(module).__name__
     if not grad or not (module.training or state.eval_trains):
         if recorder.inside(_BACKWARD):
@@ -297,7 +268,11 @@ def _forward_begins(module: Any, args: Any, kwargs: Any, grad: bool) -> int:  # 
     if span:
         if recorder.on_device:
             device.begins(span)
-        state.counting = census.begin(module, args, kwargs)
+        try:
+            state.counting = census.begin(module, args, kwargs)
+        except Exception:  # of an input that cannot be looked at: the phase is open all the same
+            state.counting = None
+            recorder.failed()
         if state.counting is not None:
             state.depth = 2
     return span
@@ -307,13 +282,31 @@ def _fake_mode() -> Any:
     """Return the active fake tensor mode; torch's own question stands here once it is found."""
 
 
+def _tracing() -> Any:
+    """Return the state of the tracer that is at work; torch's own question stands here too."""
+
+
 def _find_fake_mode(torch: ModuleType) -> None:
-    """Find torch's cheap question whether a fake tensor mode is active."""
-    global _fake_mode  # noqa: PLW0603 - once a process
+    """Find torch's cheap questions whether a fake tensor mode or a tracer is active."""
+    global _fake_mode, _tracing  # noqa: PLW0603 - once a process
     key = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001 - no public question is as cheap
     found = functools.partial(torch._C._get_dispatch_mode, key)  # noqa: SLF001 - the same
     found()
     _fake_mode = found
+    _tracing = torch._C._get_tracing_state  # noqa: SLF001 - the same
+
+
+def _is_unobserved() -> bool:
+    """Say whether another thread than the observed one calls: it must not change our state."""
+    return RECORDER.writer is not None and threading.get_ident() != RECORDER.thread
+
+
+def _failed() -> None:
+    """Count an error, also where the job's recursion leaves no room for that."""
+    try:
+        RECORDER.failed()
+    except Exception:
+        pass
 
 
 def _is_part(module: Any) -> bool:
@@ -349,7 +342,7 @@ class _Engine:
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the engine inside a backward phase."""
         span, state = 0, _state
-        if _fake_mode() is not None:
+        if _fake_mode() is not None or _is_unobserved():
             return self._engine.run_backward(*args, **kwargs)
         try:
             if state.last_eval:  # a model in eval mode that is trained nevertheless
@@ -391,7 +384,7 @@ def _wrap_engine(torch: ModuleType) -> None:
     def quick(original: Any, slowly: Any) -> Any:
         return RECORDER.calls.engine(original, slowly.run_backward)
 
-    _replace(torch.autograd.Variable, "_execution_engine", _Engine, quick)
+    replace(torch.autograd.Variable, "_execution_engine", _Engine, quick)
 
 
 # -- optimizer -------------------------------------------------------------------------------------
@@ -424,7 +417,7 @@ def _wrap_optimizers(_: ModuleType) -> None:
     module = importlib.import_module("torch.optim.optimizer")
     before = module.register_optimizer_step_pre_hook(_update_begins)
     after = module.register_optimizer_step_post_hook(_update_ends)
-    _undo.extend((before.remove, after.remove))
+    UNDO.extend((before.remove, after.remove))
 
     def quicken() -> None:
         # In their places: torch may be going through these hooks, where none may come or go.
@@ -433,9 +426,7 @@ def _wrap_optimizers(_: ModuleType) -> None:
             if handle.id in hooks:
                 hooks[handle.id] = getattr(RECORDER.calls, hook)
 
-    _quickening.append(quicken)
-    if _is_quick():
-        quicken()
+    QUICKENING.append(quicken)
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
@@ -448,7 +439,7 @@ def _wrap_optimizers(_: ModuleType) -> None:
 
         return __init__
 
-    _replace(module.Optimizer, "__init__", make)
+    replace(module.Optimizer, "__init__", make)
 
 
 # -- data, checkpoints, pauses ---------------------------------------------------------------------
@@ -508,23 +499,23 @@ def _wrap_loader(torch: ModuleType) -> None:
     def quick(original: Any, slowly: Any) -> Any:
         return RECORDER.calls.next(iterator, original, slowly)
 
-    _replace(iterator, "__next__", make, quick)
+    replace(iterator, "__next__", make, quick)
 
 
 def _wrap_checkpoints(torch: ModuleType) -> None:
-    _replace(torch, "save", _phase(_CHECKPOINT, "torch.save"))
-    _replace(torch, "load", _phase(_CHECKPOINT, "torch.load"))
+    replace(torch, "save", _phase(_CHECKPOINT, "torch.save"))
+    replace(torch, "load", _phase(_CHECKPOINT, "torch.load"))
 
 
 def _wrap_distributed_checkpoint(module: ModuleType) -> None:
     for name in ("save", "load", "async_save"):
         if hasattr(module, name):
-            _replace(module, name, _phase(_CHECKPOINT, f"distributed.checkpoint.{name}"))
+            replace(module, name, _phase(_CHECKPOINT, f"distributed.checkpoint.{name}"))
 
 
 def _wrap_safetensors(module: ModuleType) -> None:
     for name in ("save_file", "load_file"):
-        _replace(module, name, _phase(_CHECKPOINT, f"safetensors.{name}"))
+        replace(module, name, _phase(_CHECKPOINT, f"safetensors.{name}"))
 
 
 def _watch_gc(_: ModuleType) -> None:
@@ -543,58 +534,4 @@ def _watch_gc(_: ModuleType) -> None:
                 RECORDER.failed()
 
     gc.callbacks.append(pause)
-    _undo.append(lambda: gc.callbacks.remove(pause))
-
-
-def _watch_compile(module: ModuleType) -> None:
-    spans: list[int] = []
-
-    def starts(*_: Any) -> None:
-        try:
-            _dynamo_is_used()
-            spans.append(RECORDER.open(_COMPILE, "torch.compile"))
-        except Exception:
-            RECORDER.failed()
-
-    def ends(*_: Any) -> None:
-        try:
-            if spans:
-                RECORDER.close(spans.pop())
-        except Exception:
-            RECORDER.failed()
-
-    handler = module.callback_handler
-    handler.register_start_callback(starts)
-    handler.register_end_callback(ends)
-    _undo.append(lambda: handler.remove_start_callback(starts))
-    _undo.append(lambda: handler.remove_end_callback(ends))
-
-
-def _dynamo_is_used() -> None:
-    """Put the wrapper of modules that dynamo can look through in its place again, for good."""
-    global _compiles  # noqa: PLW0603 - once a process
-    _compiles = True
-    if _modules is not None:
-        _modules.slow_down()
-
-
-def _hide_from_dynamo(module: ModuleType) -> None:
-    """Tell dynamo to step over our frames where it resumes in plain Python after a graph break."""
-
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - the one wrapped
-            try:
-                _dynamo_is_used()
-            except Exception:
-                RECORDER.failed()
-            original(self, *args, **kwargs)
-
-        return __init__
-
-    if hasattr(module, "OptimizeContext"):
-        _replace(module.OptimizeContext, "__init__", make)
-    skip = getattr(module, "skip_code", None)
-    if skip is not None:
-        for code in _code_objects:
-            skip(code)
+    UNDO.append(lambda: gc.callbacks.remove(pause))

@@ -384,10 +384,22 @@ int close_phase(Phases* self, uint64_t span, int flags) {
 
 // -- updates --------------------------------------------------------------------------------------
 
+// Close the update of this optimizer that ended by an exception, where there is one.
+static int close_broken(Phases* self, uint64_t key) {
+  uint64_t span = 0;
+  for (size_t i = 0; i < self->nesting.count; ++i)
+    if (self->nesting.items[i].a == key) span = self->nesting.items[i].b;
+  if (!span) return 0;
+  self->nesting.count = 0;
+  for (size_t i = 0; i < self->depth; ++i)
+    if (self->stack[i].span == span) return close_phase(self, span, kFailed);
+  return 0;
+}
+
 int update_begins(Phases* self, PyObject* optimizer) {
   if (!is_observed(self)) return 0;
   uint64_t key = (uintptr_t)optimizer;
-  if (has(&self->nesting, key)) self->nesting.count = 0;  // the last one ended by an exception
+  if (close_broken(self, key)) return -1;
   // Again before all the others: the step was over after the update before.
   if (!self->nesting.count && has(&self->stepped, key) && split_step(self)) return -1;
   PyObject* name = PyObject_GetAttr((PyObject*)Py_TYPE(optimizer), self->type_name);

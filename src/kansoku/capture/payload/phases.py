@@ -288,10 +288,11 @@ class Phases:
             return
         key = id(optimizer)
         nesting = self._nesting
-        if nesting and any(
-            key == known for known, _ in nesting
-        ):  # the last one ended by an exception
-            nesting.clear()
+        for known, span in list(nesting):
+            if known == key:  # the last one ended by an exception
+                nesting.clear()
+                if any(entry[0] == span for entry in self._stack):
+                    self.close(span, ring.FLAG_FAILED)
         if not nesting and key in self._stepped:
             # Again before all the others: the step was over after the update before.
             self._split_step()

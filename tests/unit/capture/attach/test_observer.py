@@ -1,11 +1,13 @@
 """How often a watched process's libraries are looked at, on this very process."""
 
+import mmap
 import os
 
 import pytest
 
 from kansoku.capture.attach.observer import Watched
 from kansoku.capture.attach.process import Process
+from kansoku.model import ring
 
 MILLISECOND = 1_000_000
 
@@ -36,3 +38,38 @@ def test_a_library_that_was_found_brings_the_next_soon(watched):
     assert looks(watched, 1_000, 20_000) > 0
     watched.maps("/lib/libtorch_cpu.so")
     assert looks(watched, 20_000, 20_200) == 4
+
+
+def test_a_ring_is_made_at_the_first_call_alone(watched, tmp_path):
+    """What was learnt before stands in it: a rank of 2, a group, something that cannot be seen."""
+    watched.makes_group(0x1000, 1, 2)
+    watched.miss("something")
+    assert list(tmp_path.iterdir()) == []
+    watched.begin_record()
+    watched.begin_record()
+    assert [path.name for path in tmp_path.iterdir()] == [f"node-{os.getpid()}.ring"]
+    with open(watched.path, "rb") as stream:
+        buffer = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    header = ring.read_header(buffer)
+    assert (header.pid, header.rank, header.world_size) == (os.getpid(), 1, 2)
+    assert "something" in ring.read_facts(buffer, header)["missing"]
+
+
+def test_a_process_that_never_called_leaves_nothing(tmp_path):
+    made = Watched(1, Process(os.getpid()), str(tmp_path), "run", "node", 1 << 20)
+    made.finish(ended=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_ends_while_it_is_taken_up_leaves_nothing(tmp_path, monkeypatch):
+    """Its files in /proc go one after the other; no ring and no open file may stay."""
+
+    def gone(_):
+        raise FileNotFoundError("gone")
+
+    monkeypatch.setattr(Process, "python_version", gone)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FileNotFoundError):
+        Watched(1, Process(os.getpid()), str(tmp_path), "run", "node", 1 << 20)
+    assert list(tmp_path.iterdir()) == []
+    assert os.listdir("/proc/self/fd") == before
