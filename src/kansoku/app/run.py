@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import select
@@ -20,13 +21,17 @@ from kansoku.app.resources import watched_resources
 from kansoku.capture import environment, write_payload
 from kansoku.capture.payload.drain import Drain
 from kansoku.errors import InputError
-from kansoku.formats.run_directory import read_run
+from kansoku.formats.run_directory import open_ring, read_run
+from kansoku.model.ring import RingError
 
 __all__ = ["RunOutcome", "run"]
+
+_log = logging.getLogger(__name__)
 
 _POLL_S = 0.25
 _LAST_WORDS_S = 3.0
 _MAX_UNOBSERVED = 8
+_PROBE_BYTES = 64 << 10
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
 _FORWARDED = (
@@ -48,6 +53,8 @@ class RunOutcome:
     message: str | None = None
     """Why the job did not start."""
     missing: tuple[str, ...] = ()
+    end_written: bool = True
+    """False where ``run.json`` could not be told how the job ended: nobody else will say it."""
 
 
 def run(
@@ -57,12 +64,15 @@ def run(
     base_environment: Mapping[str, str] | None = None,
     say: Callable[[str], None] | None = None,
     say_every_s: float = 1.0,
+    ended: Callable[[], None] | None = None,
     measure_peak: bool = True,
 ) -> RunOutcome:
     """Run ``command`` with the recorder in its environment; keep its rings under ``out``.
 
-    ``say`` gets a line about the running job every ``say_every_s`` seconds. The job's streams are
-    its own. Raise InputError where there is no command or ``out`` holds another run.
+    ``say`` gets a line about the running job every ``say_every_s`` seconds; what it raises costs
+    that line. Until the end of the job is written, signals to us are the job's or nobody's;
+    ``ended`` is called before they are the caller's again. The job's streams are its own. Raise
+    InputError where there is no command or ``out`` holds another run.
     """
     if not command:
         raise InputError("no command to run", remedy="kansoku run -- torchrun … train.py")
@@ -91,17 +101,20 @@ def run(
         samples = launch.out / launch.node if launch.drains else None
         with watched_resources(samples, launch.node, rings=launch.ring_dir):
             _watch(child, launch, live, say, say_every_s)
+        killed_by = -child.returncode if child.returncode < 0 else None
+        code = 128 + killed_by if killed_by else child.returncode
+        end_written = launch.end(code)  # a Ctrl-C too many must not cost it
     finally:
+        if ended is not None:
+            ended()
         signals.restore()
-    killed_by = -child.returncode if child.returncode < 0 else None
-    code = 128 + killed_by if killed_by else child.returncode
-    launch.end(code)
     return RunOutcome(
         exit_code=code,
         signal=killed_by,
         out=launch.out,
         run=launch.run,
         missing=tuple(launch.facts["missing"]),
+        end_written=end_written,
     )
 
 
@@ -123,15 +136,22 @@ class _Launch:
     """By the kill switch."""
     drain: subprocess.Popen[bytes] | None = None
 
-    def write(self) -> None:
+    def write(self) -> bool:
+        """Write ``run.json``; False where it could not be."""
         if not self.writes_json:
-            return
+            return True
         partial = self.out / f".run.json.{os.getpid()}"
         try:
             partial.write_text(json.dumps(self.facts, indent=1), encoding="utf-8")
             partial.replace(self.out / "run.json")
         except OSError as error:  # a full disk must not end the job
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            if _write_in_place(self.out / "run.json", self.facts):
+                return True
             self.miss(f"run.json could not be written: {error.strerror}")
+            return False
+        return True
 
     def miss(self, sentence: str) -> None:
         if sentence not in self.facts["missing"]:
@@ -159,8 +179,8 @@ class _Launch:
             self.drains = False
             self.miss(f"no drain: {error.strerror}; only what fits the rings is kept")
 
-    def end(self, exit_code: int) -> None:
-        """Keep the last records and write how the job ended."""
+    def end(self, exit_code: int) -> bool:
+        """Keep the last records and write how the job ended; False where it could not be."""
         if self.drain is not None:
             self.drain.kill()
             self.drain.wait()
@@ -169,7 +189,7 @@ class _Launch:
         self.facts["end_ns"] = time.time_ns()
         self.facts["exit_code"] = exit_code
         if not self.writes_json:
-            return
+            return True
         try:
             data = read_run(self.out)
             self.facts["nodes"] = list(data.facts.nodes) or [self.node]
@@ -187,9 +207,9 @@ class _Launch:
                     else "none imported torch and trained"
                 )
                 self.miss(f"no process of the job was observed: {why}")
-        except InputError as error:
+        except (InputError, OSError) as error:
             self.miss(str(error))
-        self.write()
+        return self.write()
 
     def _last_words(self) -> None:
         drain = Drain(str(self.ring_dir), str(self.out))
@@ -200,13 +220,78 @@ class _Launch:
                 break
             if time.monotonic() > deadline:
                 drain.release()
-                self.miss("processes of the job outlived it; their rings are still in place")
-                return
+                break
             time.sleep(_POLL_S)
         try:
             self.ring_dir.rmdir()
         except OSError:
-            return  # refused files stay for the report to name
+            for sentence in _left(self.ring_dir, self.out):
+                self.miss(sentence)
+
+
+def _left(ring_dir: Path, out: Path) -> list[str]:
+    """Say why rings are still there; files that are none stay for the report to name."""
+    living = ended = 0
+    for file in ring_dir.glob("*.ring"):
+        try:
+            buffer, header = open_ring(file)
+        except (OSError, ValueError, RingError):
+            continue
+        buffer.close()
+        if _runs(header.pid, header.process_start):
+            living += 1
+        else:
+            ended += 1
+    said = []
+    if living:
+        said.append("processes of the job outlived it; their rings are still in place")
+    if ended:
+        why = _refusal(out)
+        said.append(
+            f"records could not be written to {out}{f' ({why})' if why else ''}; "
+            f"rings of ended processes ({ended}) were left in {ring_dir}"
+        )
+    return said
+
+
+def _runs(pid: int, started: int) -> bool:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return fields[0] != b"Z" and int(fields[19]) == started
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _refusal(folder: Path) -> str | None:
+    """Say why nothing can be written to a folder now; None where it can."""
+    probe = folder / f".probe-{os.getpid()}"
+    try:
+        probe.write_bytes(bytes(_PROBE_BYTES))
+    except OSError as error:
+        return error.strerror
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return None
+
+
+def _write_in_place(file: Path, facts: Mapping[str, Any]) -> bool:
+    """Write over the file that is there, within the room it has; say whether it was done.
+
+    On a full disk this needs no new block. Ranks are left out where they would not fit: the rings
+    say them too.
+    """
+    try:
+        with file.open("r+b", buffering=0) as stream:
+            room = max(os.fstat(stream.fileno()).st_blocks * 512, os.fstat(stream.fileno()).st_size)
+            texts = (json.dumps(f, indent=1).encode() for f in (facts, {**facts, "ranks": []}))
+            text = next((text for text in texts if len(text) <= room), None)
+            if text is None or stream.write(text) != len(text):
+                return False
+            stream.truncate()
+    except OSError:
+        return False
+    return True
 
 
 def _unobserved(out: Path) -> list[str]:
@@ -374,6 +459,13 @@ def _watch(
             return
         if live is not None and say is not None and time.monotonic() >= next_live:
             next_live = time.monotonic() + say_every_s
-            line = live.read(time.monotonic_ns())
-            if line:
-                say(line)
+            _say_now(live, say)
+
+
+def _say_now(live: LiveLine, say: Callable[[str], None]) -> None:
+    try:
+        line = live.read(time.monotonic_ns())
+        if line:
+            say(line)
+    except Exception:  # noqa: BLE001 - a line is lost, as where stderr is full; the job goes on
+        _log.info("no live line", exc_info=True)

@@ -5,6 +5,7 @@
 The job's stdout, exit code and signal are its own. KANSOKU_DISABLE=1 runs it bare.
 """
 
+import contextlib
 import os
 import resource
 import signal
@@ -40,22 +41,32 @@ def command(
         raise InputError(
             f"unknown option {arguments[0]}", remedy="options stand before --; see run --help"
         )
-    live = _Live()
-    outcome = run(arguments, out=out, say=live.say, say_every_s=live.every_s)
+    live, presses = _Live(), _Presses()
+    outcome = run(
+        arguments,
+        out=out,
+        base_environment=_callers_environment(),
+        say=live.say,
+        say_every_s=live.every_s,
+        ended=presses.ignore,
+    )
     live.clear()
     if outcome.message:
-        print(f"kansoku: {outcome.message}", file=sys.stderr)
+        _tell(f"kansoku: {outcome.message}")
     else:
         if report:
-            _report(outcome)
-        print(f"kansoku: run {outcome.run} is in {outcome.out}", file=sys.stderr)
+            _report(outcome, presses)
+        if not outcome.end_written:
+            for sentence in outcome.missing:
+                _tell(f"kansoku: {sentence}")
+        _tell(f"kansoku: run {outcome.run} is in {outcome.out}")
+    _let_go_of_stderr()
+    presses.end()
     if outcome.signal is not None:
         # Die as the job died, so that whoever waits for us sees the same; without a second core.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if outcome.signal not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(outcome.signal, signal.SIG_DFL)
-        sys.stdout.flush()
-        sys.stderr.flush()
         os.kill(os.getpid(), outcome.signal)
     raise typer.Exit(outcome.exit_code)
 
@@ -76,18 +87,85 @@ class _Live:
     def say(self, line: str) -> None:
         """Show the line."""
         if self._terminal:
-            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+            _tell(f"\r\x1b[K{line}", end="")
         else:
-            print(f"kansoku: {line}", file=sys.stderr, flush=True)
+            _tell(f"kansoku: {line}")
 
     def clear(self) -> None:
         """Leave a clean line."""
         if self._terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            _tell("\r\x1b[K", end="")
 
 
-def _report(outcome: RunOutcome) -> None:
+class _Presses:
+    """Ctrl-C: ends us before the job starts; after the job's end it ends the report, no more."""
+
+    def __init__(self) -> None:
+        self._raises = True
+        # Where it is ignored, as in the background of a script, it stays so: for the job as well.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._press)
+
+    def _press(self, *_: object) -> None:
+        if self._raises:
+            self._raises = False  # the next one must not end what the first one asked for
+            raise KeyboardInterrupt
+
+    def ignore(self) -> None:
+        """Go on whatever is pressed."""
+        self._raises = False
+
+    def end(self) -> None:
+        """Ignore it for good: while Python ends, it would kill us instead."""
+        if signal.getsignal(signal.SIGINT) == self._press:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def hear(self) -> None:
+        """Raise KeyboardInterrupt when it is pressed, once."""
+        self._raises = True
+
+
+def _callers_environment() -> dict[str, str]:
+    """Return what we were started with.
+
+    Libraries add to ``os.environ`` as they are imported (polars: ``_RJEM_MALLOC_CONF``), and Python
+    itself does in the C locale; the job gets none of that.
+    """
+    try:
+        block = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return dict(os.environ)
+    pairs = (os.fsdecode(entry).partition("=") for entry in block.split(b"\0") if b"=" in entry)
+    return {name: value for name, _, value in pairs if name}
+
+
+def _tell(text: str, end: str = "\n") -> None:
+    """Print on stderr; what cannot be written there is nobody's loss: the job goes on."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, end=end, file=sys.stderr, flush=True)
+
+
+def _let_go_of_stderr() -> None:
+    """Drop what stderr does not take: at exit it would make an exit code of its own of it."""
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def _report(outcome: RunOutcome, presses: _Presses) -> None:
     """Draw the report on stderr; the job's stdout stays its own."""
+    try:
+        presses.hear()
+        try:
+            _draw_report(outcome)
+        finally:
+            presses.ignore()
+    except (KeyboardInterrupt, SystemExit):
+        return  # SystemExit: rich's answer to a pipe whose reader is gone
+
+
+def _draw_report(outcome: RunOutcome) -> None:
     try:
         from rich.console import Console
 
@@ -100,6 +178,6 @@ def _report(outcome: RunOutcome) -> None:
         if seen.run.processes:
             draw(seen.view(), Console(stderr=True, highlight=False))
         else:  # a page of unknowns helps nobody
-            print(f"kansoku: no report: {'; '.join(seen.run.missing[:1])}", file=sys.stderr)
+            _tell(f"kansoku: no report: {'; '.join(seen.run.missing[:1])}")
     except Exception as error:  # noqa: BLE001 - whatever fails here, the job's exit code stands
-        print(f"kansoku: no report: {error}", file=sys.stderr)
+        _tell(f"kansoku: no report: {error}")

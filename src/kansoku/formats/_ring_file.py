@@ -1,5 +1,6 @@
 """Open ring files that may be anything: what is no ring, or lies, is refused with a sentence."""
 
+import io
 import mmap
 import os
 import stat
@@ -21,23 +22,48 @@ _MOST_AWAY_NS = 1 << 58
 """Nine years between a span and the moment its process noted both clocks."""
 _MOST_STEPS = 1 << 30
 _MOST_FILE = 1 << 42
+_READ_BYTES = 1 << 26
 
 
 def open_ring(file: Path) -> tuple[mmap.mmap, ring.Header]:
-    """Map a ring or a drained copy; raise RingError or OSError saying what is wrong with it."""
+    """Map a ring, read a drained copy; raise RingError or OSError saying what is wrong with it."""
     if not stat.S_ISREG(file.stat().st_mode):
         raise ring.RingError("not a regular file")
     # A file that became a pipe in between must not be waited for.
-    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-        size = os.fstat(stream.fileno()).st_size
-        if size == 0:
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb", buffering=0) as stream:
+        status = os.fstat(descriptor)
+        if status.st_size == 0:
             raise ring.RingError("it is empty, as where the disk was full")
-        buffer = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        if _may_have_holes(descriptor, status):
+            buffer = _read(stream, status.st_size)
+        else:
+            buffer = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
     header = ring.read_header(buffer)
     lie = _lie(header)
     if lie is not None:
         raise ring.RingError(f"the header is damaged: {lie}")
     return buffer, header
+
+
+def _may_have_holes(descriptor: int, status: os.stat_result) -> bool:
+    """Say whether a look at a map of the file could end us.
+
+    Where a full disk cut what was written, a file has holes; in tmpfs a look at one takes a page,
+    and where there is none the process gets SIGBUS. A drained copy may also be cut while we look.
+    """
+    header = ring.read_header(os.pread(descriptor, ring.HEADER_BYTES, 0))
+    return header.file_kind == ring.LOG or status.st_blocks * 512 < status.st_size
+
+
+def _read(stream: io.FileIO, size: int) -> mmap.mmap:
+    """Return the bytes of a file in memory of our own; zeros where it ends before."""
+    buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with memoryview(buffer) as view:
+        at = 0
+        while at < size and (count := stream.readinto(view[at : at + _READ_BYTES])):
+            at += count
+    return buffer
 
 
 def _lie(header: ring.Header) -> str | None:

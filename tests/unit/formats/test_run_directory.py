@@ -3,6 +3,8 @@
 import json
 import os
 import struct
+import subprocess
+import sys
 
 import polars as pl
 import pytest
@@ -331,3 +333,35 @@ def test_the_newest_records_of_a_ring_that_wrapped_are_found_without_its_others(
     assert not [text for text in data.missing if "overwritten" in text]
     assert len(read_run(tmp_path, newest=10 * capacity).spans) == capacity
     assert read_run(tmp_path, newest=10 * capacity).spans.equals(read_run(tmp_path).spans)
+
+
+LOOK = """
+import os, sys
+from pathlib import Path
+from kansoku.formats.run_directory import open_ring
+from kansoku.model import ring
+buffer, header = open_ring(Path(sys.argv[1]))
+os.truncate(sys.argv[1], 0)  # no page is behind a map any more, as with a hole on a full tmpfs
+print(ring.read_facts(buffer, header)["node"], len(ring.read_strings(buffer, header)), len(buffer))
+"""
+
+
+@pytest.mark.parametrize("kind", ["copy", "ring with a hole"])
+def test_no_look_at_a_file_with_holes_ends_us(one, kind):
+    """A map of it would: SIGBUS."""
+    one.writer.intern("name")
+    one.span("forward", 1, 2)
+    if kind == "copy":
+        one.save(as_copy(one))
+        size = one.path.stat().st_size
+    else:
+        one.save()
+        size = len(one.buffer)
+        with one.path.open("r+b") as stream:  # the last half, which holds zeros, as a hole
+            stream.truncate(size // 2)
+            stream.truncate(size)
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK, str(one.path)],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, f"n1 2 {size}\n"), done.stderr
