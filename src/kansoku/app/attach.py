@@ -1,12 +1,14 @@
 """Watch a job that is already running, from outside: ``kansoku attach``."""
 
 import errno
+import gc
 import json
 import os
 import platform
 import secrets
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ _POLL_S = 0.02
 _DRAIN_S = 0.1
 _FIND_S = 0.25
 _SAY_S = 1.0
+_ASK_SLURM_S = 1.0
 _REMEDY = "run as root, or give the capabilities CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE"
 
 
@@ -63,6 +66,12 @@ def slurm_processes(job: str) -> list[int]:
     ``scontrol listpids`` is asked first (it works on the node itself), then the cgroups of all
     processes. Raise InputError where the job has none here.
     """
+    if "_" in job:
+        raise InputError(
+            f"{job} names a task of an array, not a job",
+            where="--slurm-job",
+            remedy=f"give the job ID that the task has of its own: squeue -h -j {job} -o %A",
+        )
     found: list[int] = []
     try:
         answer = subprocess.run(
@@ -108,7 +117,7 @@ def attach(
     process to watch, PlatformError where the kernel or our rights do not allow it.
     """
     if slurm_job is not None:
-        pids = [*pids, *slurm_processes(slurm_job)]
+        pids = [*pids, *(pid for pid in slurm_processes(slurm_job) if pid != os.getpid())]
     if not pids:
         raise InputError("no process to watch", remedy="kansoku attach PID…, or --slurm-job ID")
     session = _Session.begin(list(pids), slurm_job, out, children=children, launches=launches)
@@ -173,6 +182,34 @@ class _Copies(Drain):
         return True
 
 
+class _Job:
+    """The processes of a Slurm job, asked for again while it is watched.
+
+    The tasks of a step that starts later are no children of what was there before. Asking may take
+    seconds, in which the kernel's ring would overflow: hence a thread.
+    """
+
+    def __init__(self, job: str):
+        self.job = job
+        self.pids: tuple[int, ...] = ()
+        """As of the last answer; this process is none of them."""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._ask, name="kansoku-slurm", daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        while not self._stop.wait(_ASK_SLURM_S):
+            try:
+                found = slurm_processes(self.job)
+            except (InputError, OSError):
+                found = []
+            self.pids = tuple(pid for pid in found if pid != os.getpid())
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._stop.set()
+
+
 class _Session:
     """One attachment: the observer, the drain, and the run directory."""
 
@@ -184,8 +221,8 @@ class _Session:
         self.facts = facts
         self.drain = _Copies(str(ring_dir), str(out))
         self.roots: list[int] = []
+        self.job: _Job | None = None
         self.children = True
-        self.refused: set[tuple[int, str]] = set()
         self._drained = self._found = self._said = 0.0
 
     @classmethod
@@ -246,6 +283,8 @@ class _Session:
             raise
         session = cls(out=out, run=run, ring_dir=ring_dir, observer=observer, facts=facts)
         session.roots, session.children = pids, children
+        if slurm_job is not None:
+            session.job = _Job(slurm_job)
         session.write()
         return session
 
@@ -276,6 +315,7 @@ class _Session:
             if now - self._drained >= _DRAIN_S:
                 self._drained = now
                 self.drain.poll()
+                self._complete_ended()
             if say is not None and now - self._said >= _SAY_S:
                 self._said = now
                 say(self._line())
@@ -283,23 +323,41 @@ class _Session:
                 return "detached"
             if duration_s is not None and now - began >= duration_s:
                 return "duration"
-            if not any(_runs(pid) for pid in self.roots) and all(
+            if not any(_runs(pid) for pid in self._named()) and all(
                 watched.ended for watched in self.observer.watched.values()
             ):
                 return "ended"
             time.sleep(_POLL_S)
 
+    def _named(self) -> list[int]:
+        """Return the named processes, and the job's as it is now."""
+        return [*self.roots, *(self.job.pids if self.job is not None else ())]
+
+    def _complete_ended(self) -> None:
+        """Keep the records of ended processes and free their rings."""
+        ended = [
+            watched
+            for watched in self.observer.watched.values()
+            if watched.ended
+            and watched.writer is not None
+            and self.drain.complete(Path(watched.path).name)
+        ]
+        for watched in ended:
+            watched.release()
+        if ended:
+            gc.collect()  # a writer holds itself, and it the removed file's memory
+
     def _find(self) -> None:
         """Watch the named processes and those below them."""
-        wanted = list(self.roots)
+        wanted = self._named()
         if self.children:
-            wanted = [below for root in self.roots for below in descendants(root)]
+            wanted = [below for root in wanted for below in descendants(root)]
         own = os.getpid()
         for pid in dict.fromkeys(wanted):
             known = self.observer.watched.get(pid)
             if pid == own or (known is not None and not known.ended) or not _runs(pid):
                 continue
-            if known is not None and not known.process.alive():
+            if known is not None and (known.failure or not known.process.alive()):
                 continue
             try:
                 self.observer.add(pid)
@@ -322,14 +380,12 @@ class _Session:
 
     def end(self) -> None:
         """Take the probes out, keep the last records, write how it ended."""
+        if self.job is not None:
+            self.job.close()
         self.observer.close()
         for watched in self.observer.watched.values():
-            if not watched.book.calls:
-                Path(watched.path).unlink(missing_ok=True)
-                self.drain.copies.pop(Path(watched.path).name, None)
-                (self.out / self.facts["nodes"][0] / Path(watched.path).name).unlink(
-                    missing_ok=True
-                )
+            if watched.failure:
+                self.miss(f"process {watched.pid} is not watched: {watched.failure}")
         self.drain.poll()
         for name in list(self.drain.copies):
             if not self.drain.complete(name):

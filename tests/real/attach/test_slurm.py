@@ -77,3 +77,49 @@ def test_a_job_is_watched_by_its_number(slurm, tmp_path):
         common = min(len(undisturbed), len(watched))
         assert common > 20
         assert watched[:common] == undisturbed[:common]
+
+
+def test_a_step_that_starts_later_is_watched(slurm, tmp_path):
+    """Attached while the batch script waits: the step's tasks are no children of the script."""
+    tmp_path.chmod(0o777)
+    rank = f"RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec {sys.executable} {SCRIPT} {tmp_path}"
+    lines = [
+        "export WORLD_SIZE=2 GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1",
+        f"until [ -e {tmp_path}/go ]; do sleep 0.1; done",
+        f"srun -n2 bash -c '{rank}' > {tmp_path}/log 2>&1",
+    ]
+    options = (f"--nodelist={slurm.nodes[0]}", "-n2", "--mem=2000", "-t10")
+    job = slurm.sbatch("\n".join(lines), *options)
+    watching = None
+    try:
+        deadline = time.monotonic() + 60
+        while slurm.state(job) != "RUNNING":
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(0.5)
+        watching = subprocess.Popen(
+            [sys.executable, "-m", "kansoku", "attach", "--slurm-job", str(job),
+             "--out", str(tmp_path / "run"), "--json"],
+            env=slurm.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        while not (tmp_path / "run" / "run.json").exists():
+            assert watching.poll() is None, watching.communicate()
+            time.sleep(0.05)
+        time.sleep(0.5)
+        (tmp_path / "go").touch()
+        started(slurm, job, tmp_path)
+        time.sleep(SECONDS)
+        (tmp_path / "stop").touch()
+        assert slurm.wait(job, timeout=60) == "COMPLETED", (tmp_path / "log").read_text()
+        answer, said = watching.communicate(timeout=60)
+    finally:
+        slurm.run("scancel", str(job), check=False)
+        if watching is not None and watching.poll() is None:
+            watching.kill()
+    told = json.loads(answer)
+    assert told["reason"] == "ended", said
+    codes = {p["rank"]: p["exit_code"] for p in told["processes"] if p["calls"]}
+    assert codes == {0: 0, 1: 0}
+    trained = int((tmp_path / "log").read_text().split()[0])
+    # The ranks agree to stop after the last update: that begins one more.
+    assert 10 < report(tmp_path / "run").throughput.complete_steps <= trained + 1

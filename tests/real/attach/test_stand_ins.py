@@ -1,5 +1,6 @@
 """NCCL and CUDA entry points, on stand-ins with their names: not yet run on a GPU."""
 
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -69,3 +70,48 @@ def test_calls_of_a_job_without_torch(tmp_path):
     assert synchronised.min() >= 3_000_000
     sent = data.spans.filter(pl.col("name") == "send")["attributes"][0]
     assert '"peer":3' in sent
+
+
+def test_only_what_calls_has_a_ring_and_that_until_it_ends(tmp_path, monkeypatch):
+    """A shell with sleeps around one rank: one ring in all, removed before the shell ends."""
+    monkeypatch.setenv("KANSOKU_RING_DIR", str(tmp_path / "rings"))
+    script = """
+        for i in 1 2 3 4; do sleep 0.4; done
+        (sleep 1; echo) | "$0"; code=$?
+        sleep 1; exit $code
+    """
+    job = subprocess.Popen(["bash", "-c", script, build(tmp_path)])
+    seen = []
+
+    def look():
+        names = sorted(path.name for path in (tmp_path / "rings").glob("*/*"))
+        if not seen or seen[-1] != names:
+            seen.append(names)
+        return False
+
+    outcome = attach([job.pid], out=tmp_path / "run", until=look)
+    assert job.wait() == 3
+    (rank,) = [process["pid"] for process in outcome.processes if process["calls"]]
+    name = f"{os.uname().nodename}-{rank}.ring"
+    assert seen == [[], [name], []]
+    assert [path.name for path in (tmp_path / "run").glob("*/*.ring")] == [name]
+    assert len(read_run(tmp_path / "run").spans.filter(pl.col("kind") == "collective")) == 30
+    assert list((tmp_path / "rings").iterdir()) == []
+
+
+def test_no_room_for_a_ring_is_said_and_the_job_goes_on(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    job = subprocess.Popen([build(tmp_path)], stdin=subprocess.PIPE)
+
+    def go(_line):
+        if not job.stdin.closed:
+            job.stdin.write(b"\n")
+            job.stdin.close()
+
+    outcome = attach([job.pid], out=tmp_path / "run", say=go)
+    assert job.wait() == 3
+    assert any("No space left" in sentence for sentence in outcome.missing)
+    assert list((tmp_path / "run").glob("*/*.ring")) == []

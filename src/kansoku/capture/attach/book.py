@@ -106,12 +106,14 @@ class Book:
 
     def __init__(
         self,
-        writer: ring.RingWriter,
+        writer: ring.RingWriter | None,
         *,
         late: bool,
         peak_rss: Callable[[], int] = lambda: -1,
     ):
-        self.writer = writer
+        if writer is not None:
+            self.writer: ring.RingWriter = writer
+            """To be there at the first call; nothing is written before."""
         self.late = late
         """The process was at work before the first call was seen: its first step is not whole."""
         self._peak_rss = peak_rss

@@ -1,4 +1,6 @@
-"""Watch processes: set probes, read what the kernel noted, keep one ring a process.
+"""Watch processes: set probes, read what the kernel noted, keep one ring a process that calls.
+
+A ring is made at a process's first call: shells and loader workers below a job make none.
 
 The loop is the caller's: ``add`` a process, then ``poll`` some ten times a second. A process whose
 torch is not mapped yet is looked at again at each poll. ``close`` takes everything out.
@@ -63,7 +65,7 @@ class _Found(NamedTuple):
 
 
 class Watched:
-    """One process under observation."""
+    """One process under observation; its ring is made by ``begin_record``."""
 
     def __init__(
         self, number: int, process: Process, ring_dir: str, run: str, node: str, size: int
@@ -87,29 +89,13 @@ class Watched:
         self.marks: list[int] = []
         self.mark_ends = -1
         self.has_process_groups = False
-        self.memory = Memory(process.pid)
         self._anchored = time.monotonic_ns()
+        self._size = size
         self.path = os.path.join(ring_dir, f"{node}-{process.pid}.ring")
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        descriptor = os.open(self.path, flags, 0o600)
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-            self.buffer = mmap.mmap(descriptor, size)
-        except BaseException:
-            os.unlink(self.path)
-            raise
-        finally:
-            os.close(descriptor)
-        ring.format_ring(
-            self.buffer,
-            pid=process.pid,
-            process_start=process.start,
-            anchor=_anchor(),
-            lane_shares=(1,),
-        )
-        self.writer = ring.RingWriter(self.buffer)
+        self.writer: ring.RingWriter | None = None
+        self.failure = ""
+        """Why it has no ring although it called."""
         self.rank, self.local_rank, self.world_size = process.ranks()
-        self.writer.set_ranks(self.rank, self.local_rank, self.world_size)
         self.facts: dict[str, Any] = {
             "run": run,
             "node": node,
@@ -119,14 +105,50 @@ class Watched:
             "missing": list(BLIND_SPOTS),
             "extra": gpu_facts(process.environment()),
         }
+        self.book = Book(None, late=False, peak_rss=process.peak_rss_bytes)
+        self.memory = Memory(process.pid)  # last: what fails before leaves nothing open
+
+    def begin_record(self) -> None:
+        """Make the ring, where there is none yet. Raise OSError where it cannot be made."""
+        if self.writer is not None:
+            return
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        descriptor = os.open(self.path, flags, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, self._size)
+            buffer = mmap.mmap(descriptor, self._size)
+        except BaseException:
+            os.unlink(self.path)
+            raise
+        finally:
+            os.close(descriptor)
+        ring.format_ring(
+            buffer,
+            pid=self.pid,
+            process_start=self.process.start,
+            anchor=_anchor(),
+            lane_shares=(1,),
+        )
+        self.writer = self.book.writer = ring.RingWriter(buffer)
+        self.writer.set_ranks(self.rank, self.local_rank, self.world_size)
         self.writer.set_facts(self.facts)
-        self.book = Book(self.writer, late=False, peak_rss=process.peak_rss_bytes)
+
+    def release(self) -> None:
+        """Let go of the ring of a process that has ended: it is kept elsewhere."""
+        if self.writer is not None:
+            self.writer = None
+            del self.book.writer
+
+    def tell(self) -> None:
+        """Write the facts into the ring, where there is one."""
+        if self.writer is not None:
+            self.writer.set_facts(self.facts)
 
     def miss(self, sentence: str) -> None:
         """Note something that cannot be seen."""
         if sentence not in self.facts["missing"]:
             self.facts["missing"].append(sentence)
-            self.writer.set_facts(self.facts)
+            self.tell()
 
     def is_due(self, now: int) -> bool:
         """Say whether to look at its libraries: ever more rarely since the last one was found."""
@@ -152,7 +174,7 @@ class Watched:
 
     def refresh(self, now: int) -> None:
         """Read the clocks together again, now and then."""
-        if now - self._anchored > _ANCHOR_NS:
+        if self.writer is not None and now - self._anchored > _ANCHOR_NS:
             self._anchored = now
             self.writer.set_anchor(*_anchor())
 
@@ -167,7 +189,8 @@ class Watched:
     def _is_rank(self, rank: int, size: int) -> None:
         self.rank, self.world_size = rank, size
         local = self.local_rank if self.local_rank >= 0 else rank
-        self.writer.set_ranks(rank, local, size)
+        if self.writer is not None:
+            self.writer.set_ranks(rank, local, size)
 
     def group(self, address: int) -> GroupFacts | None:
         """Return the group whose object stands there; tell the ring of new ones."""
@@ -196,12 +219,14 @@ class Watched:
                     "backend": None,
                 }
             )
-            self.writer.set_facts(self.facts)
+            self.tell()
         return found
 
     def finish(self, *, ended: bool) -> None:
         """Close the record: the process has ended, or we leave it."""
-        if ended and self.exit_code is None:
+        if self.writer is None:
+            pass
+        elif ended and self.exit_code is None:
             self.book.stop()  # killed: the last word is what it was in
         else:
             self.book.finish(time.monotonic_ns())
@@ -249,7 +274,7 @@ class Observer:
         return self._bpf.dropped
 
     def add(self, pid: int) -> Watched:
-        """Watch a process. Raise OSError where it is gone or its ring cannot be made."""
+        """Watch a process. Raise OSError where it is gone."""
         if pid in self.watched and not self.watched[pid].ended:
             return self.watched[pid]
         watched = Watched(
@@ -270,7 +295,8 @@ class Observer:
         """Take a process that does nothing worth recording off the list, with its ring."""
         watched = self.watched.pop(pid)
         self._leave(watched)
-        os.unlink(watched.path)
+        if watched.writer is not None:
+            os.unlink(watched.path)
 
     def poll(self) -> int:
         """Take what the kernel noted; look for new libraries and ended processes."""
@@ -308,7 +334,8 @@ class Observer:
             more, self._dropped = self._bpf.dropped - self._dropped, self._bpf.dropped
             for each in self.watched.values():
                 each.miss("calls were not noted: the kernel's ring was full")
-            watched.writer.add_losses(not_written=more)
+            if watched.writer is not None:
+                watched.writer.add_losses(not_written=more)
 
     def _leave(self, watched: Watched, *, ended: bool = False) -> None:
         if watched.ended:
@@ -361,7 +388,7 @@ class Observer:
                 watched.book.late = first  # it may have trained for hours
                 if first and watched.rank >= 0 and watched.world_size > 1:
                     self.alignment.expected.add(watched.number)
-                watched.writer.set_facts(watched.facts)
+                watched.tell()
 
     def _find(self, path: str) -> _Found | None:
         """Return the functions of a file, found once."""
@@ -461,7 +488,8 @@ class Observer:
         try:
             self._understand(watched, PROBES[number], number, event)
         except (struct.error, ValueError, IndexError, KeyError):
-            watched.writer.add_losses(errors=1)
+            if watched.writer is not None:
+                watched.writer.add_losses(errors=1)
 
     def _understand(self, watched: Watched, probe: Probe, number: int, event: Event) -> None:
         returned = bool(event.cookie & _RETURNED)
@@ -507,4 +535,10 @@ class Observer:
             call["text"] = decode.text(event.payload)
         elif probe.role == "device_copy":
             call["bytes"] = decode.size(event.arguments[probe.argument])
+        try:
+            watched.begin_record()
+        except OSError as error:
+            watched.failure = f"its ring cannot be made: {error.strerror or error}"
+            self._leave(watched)
+            return
         watched.book.see(Call(**call))
