@@ -148,6 +148,24 @@ def odd(net, other, optimizer, batch):
         thread.join()
         return found
 
+    def beside_a_thread():
+        """Train while another thread stands in a forward."""
+        inside, may_go_on = threading.Event(), threading.Event()
+
+        def waits(*_):
+            inside.set()
+            may_go_on.wait(20)
+
+        handle = other.first.register_forward_hook(waits)
+        thread = threading.Thread(target=other, args=(batch,))
+        thread.start()
+        inside.wait(20)
+        results = [update(net, batch) for _ in range(3)]
+        may_go_on.set()
+        thread.join()
+        handle.remove()
+        return results
+
     def in_a_fork():
         child = os.fork()
         if child == 0:
@@ -218,6 +236,7 @@ def odd(net, other, optimizer, batch):
     yield "meta", lambda: list(nn.Linear(8, 8, device="meta")(batch.to("meta")).shape)
     yield "lbfgs", by_lbfgs
     yield "thread", in_a_thread
+    yield "beside a thread", beside_a_thread
     yield "fork", in_a_fork
     yield "nested", nested
     yield "hooked", hooked

@@ -112,6 +112,15 @@ def test_the_record_is_the_same(odd):
     }
 
 
+def test_every_step_has_its_forward(odd):
+    spans = odd["c"].data.spans
+    steps, forwards = (
+        set(spans.filter(spans["kind"] == kind)["step"]) for kind in ("step", "forward")
+    )
+    assert len(steps) == 20 + 34  # usual updates, and those of the odd part
+    assert steps - forwards == set()
+
+
 def test_steps_compute_the_same_work_before_and_after(odd):
     """Three forwards of two products of two rows by 8 × 8 weights, 2 FLOPs a multiply-add."""
     resources = odd["c"].data.resources
