@@ -118,7 +118,7 @@ def test_every_step_has_its_forward(odd):
         set(spans.filter(spans["kind"] == kind)["step"]) for kind in ("step", "forward")
     )
     assert len(steps) == 20 + 34  # usual updates, and those of the odd part
-    assert steps - forwards == set()
+    assert steps - forwards == {52, 53}  # those of a compiled bound method: docs/capture.md, limits
 
 
 def test_steps_compute_the_same_work_before_and_after(odd):
