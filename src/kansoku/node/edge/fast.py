@@ -224,7 +224,7 @@ class FastSampler:
             part = self._folder / f".resources-{self._files:05d}"
             rows.write_parquet(part, compression="zstd")
             part.rename(self._folder / f"resources-{self._files:05d}.parquet")
-        except OSError as error:
+        except (OSError, pl.exceptions.PolarsError) as error:  # a full disk is either
             self.error = f"{self._folder}: {error}"
             return False
         self._files += 1
