@@ -205,7 +205,7 @@ def undecided(seen: Sequence[Observation], lost: Observation, context: Context) 
     return not any(_died(one, lost) for one in seen)
 
 
-_FIRST_SHARE, _SECOND_SHARE = 0.75, 0.5
+_FIRST_SHARE, _SECOND_SHARE = 0.9, 0.5
 """Of the confidence that a lost node would have, for either way that it may be."""
 _NOT_TOLD = "nothing that was read tells a dead node from one whose daemon alone is silent"
 _LOOK_FIRST = (
