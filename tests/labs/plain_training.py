@@ -7,6 +7,7 @@ ends when ``FOLDER/stop`` exists. Prints the number of steps and leaves its loss
 
 import os
 import sys
+import time
 from pathlib import Path
 
 
@@ -42,9 +43,14 @@ def main() -> None:
         dist.all_reduce(stop, op=dist.ReduceOp.MAX)
         if steps == 1:
             (folder / f"started-{rank}").touch()
-    print(steps)
-    (folder / f"losses-{rank}").write_text("\n".join(losses))
-    dist.destroy_process_group()
+    print(steps, flush=True)
+    partial = folder / f"partial-{rank}"
+    partial.write_text("\n".join(losses))
+    partial.rename(folder / f"losses-{rank}")
+    while len(list(folder.glob("losses-*"))) < world:
+        time.sleep(0.01)
+    # Torch 2.13 may abort in order: Gloo's threads may outlive what joins them.
+    os._exit(0)
 
 
 if __name__ == "__main__":
