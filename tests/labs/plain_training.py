@@ -44,13 +44,14 @@ def main() -> None:
         if steps == 1:
             (folder / f"started-{rank}").touch()
     print(steps, flush=True)
-    partial = folder / f"partial-{rank}"
-    partial.write_text("\n".join(losses))
-    partial.rename(folder / f"losses-{rank}")
-    while len(list(folder.glob("losses-*"))) < world:
-        time.sleep(0.01)
-    # Torch 2.13 may abort in order: Gloo's threads may outlive what joins them.
-    os._exit(0)
+    (folder / f"losses-{rank}").write_text("\n".join(losses))
+    if sys.argv[2:] == ["at-once"]:
+        # Torch 2.13 may abort in order: Gloo's threads may outlive what joins them.
+        (folder / f"through-{rank}").touch()
+        while len(list(folder.glob("through-*"))) < world:
+            time.sleep(0.01)
+        os._exit(0)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

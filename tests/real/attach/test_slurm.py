@@ -82,7 +82,8 @@ def test_a_job_is_watched_by_its_number(slurm, tmp_path):
 def test_a_step_that_starts_later_is_watched(slurm, tmp_path):
     """Attached while the batch script waits: the step's tasks are no children of the script."""
     tmp_path.chmod(0o777)
-    rank = f"RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec {sys.executable} {SCRIPT} {tmp_path}"
+    command = f"{sys.executable} {SCRIPT} {tmp_path} at-once"
+    rank = f"RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec {command}"
     lines = [
         "export WORLD_SIZE=2 GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1",
         f"until [ -e {tmp_path}/go ]; do sleep 0.1; done",
