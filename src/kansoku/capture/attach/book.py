@@ -117,8 +117,6 @@ class Book:
         self.late = late
         """The process was at work before the first call was seen: its first step is not whole."""
         self._peak_rss = peak_rss
-        self._collects = self._updated = self._whole = False
-        """Seen of a rank at work: a collective; an update; a backward after an update."""
         self._gate: Callable[[str, int, int], bool] | None = None
         """Given group, sequence and time of a collective: may steps be counted from here on?"""
         self._threads: dict[int, _Thread] = {}
@@ -212,7 +210,6 @@ class Book:
         if call.thread != self._main:
             return None
         now = call.time_ns
-        self._whole |= self._updated and kind == _BACKWARD
         self._settle(kind, now)
         if not self._step_span and not self.late:
             self._open_step(self._next_start or now)
@@ -246,10 +243,7 @@ class Book:
             self._boundary = now
         if phase.kind == _OPTIMIZER and not self._stack:
             if self.late:
-                # Whole steps begin. Heard first between a collective and its update, a rank seems
-                # to train alone: only a backward after an update, without one, says that it does.
-                alone, self._updated = self._whole and not self._collects, True
-                if self._gate is None or alone:
+                if self._gate is None or not self._counts.get(_COLLECTIVE):  # whole steps begin
                     self.late = False
                     self._next_start = now
             elif self._step_span:
@@ -410,7 +404,6 @@ class Book:
     def _collective(self, call: Call, thread: _Thread) -> None:
         if call.thread == self._main:
             self._settle(_COLLECTIVE, call.time_ns)
-        self._collects = True
         thread.operation = _Operation(call, call.probe.name, call.time_ns)
 
     def _nccl(self, call: Call, thread: _Thread) -> None:

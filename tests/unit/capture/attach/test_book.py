@@ -209,27 +209,3 @@ def test_a_rank_at_work_counts_whole_steps_from_where_all_are(tmp_path):
     spans = story.spans("collective")
     # Sequence is number - 1: the fourth may begin, so the update after it ends the first unknown.
     assert spans["step"].to_list() == [None, None, None, None, 0, 1]
-
-
-def test_a_rank_heard_first_between_a_collective_and_its_update_waits_for_the_others(tmp_path):
-    """Its first update comes without a collective: it does not train alone."""
-    story = Story(tmp_path, late=True)
-    story.book.aligned_by(lambda group, sequence, time_ns: sequence >= 3)
-    story.update()
-    for number in range(2, 6):
-        story.backward()
-        story.call("collective", name="all_reduce", group="0", bytes=4)
-        story.call("work", this=1, number=number)
-        story.call("work_done", this=1)
-        story.update()
-    # Sequence is number - 1: the third of these may begin.
-    assert story.spans("collective")["step"].to_list() == [None, None, None, 0]
-
-
-def test_a_process_that_trains_alone_counts_from_its_second_update(tmp_path):
-    story = Story(tmp_path, late=True)
-    story.book.aligned_by(lambda group, sequence, time_ns: False)
-    for _ in range(4):
-        story.backward()
-        story.update()
-    assert story.spans("optimizer")["step"].to_list() == [None, None, 0, 1]
