@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kansoku.app._processes import still_runs
 from kansoku.app._run_live import LiveLine
 from kansoku.app.cpu_peak import measure_cpu_peak
 from kansoku.app.resources import watched_resources
@@ -238,7 +239,7 @@ def _left(ring_dir: Path, out: Path) -> list[str]:
         except (OSError, ValueError, RingError):
             continue
         buffer.close()
-        if _runs(header.pid, header.process_start):
+        if still_runs(header.pid, header.process_start):
             living += 1
         else:
             ended += 1
@@ -252,14 +253,6 @@ def _left(ring_dir: Path, out: Path) -> list[str]:
             f"rings of ended processes ({ended}) were left in {ring_dir}"
         )
     return said
-
-
-def _runs(pid: int, started: int) -> bool:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return fields[0] != b"Z" and int(fields[19]) == started
-    except (OSError, ValueError, IndexError):
-        return False
 
 
 def _refusal(folder: Path) -> str | None:

@@ -111,6 +111,17 @@ def started(tmp_path, code, **more):
     return process
 
 
+def in_a_terminal(tmp_path, code):
+    """Run ``code`` under ``kansoku run`` in a pseudo-terminal; return its process and our end."""
+    program = [sys.executable, "-m", "kansoku", "run", "--out", str(tmp_path / "out"), "--",
+               sys.executable, "-c", textwrap.dedent(code)]  # fmt: skip
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(ROOT)
+        os.execve(program[0], program, bare_environment(KANSOKU_RING_DIR=tmp_path / "rings"))
+    return process, terminal
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGQUIT", "SIGALRM", "SIGXCPU", "SIGUSR1"])
 def test_a_signal_to_us_reaches_the_job(tmp_path, name):
     code = f"""
@@ -161,12 +172,7 @@ def test_ctrl_c_of_a_terminal_comes_once(tmp_path):
         time.sleep(0.05)
     print("count", count, flush=True)
     """
-    program = [sys.executable, "-m", "kansoku", "run", "--out", str(tmp_path / "out"), "--",
-               sys.executable, "-c", textwrap.dedent(code)]  # fmt: skip
-    process, terminal = pty.fork()
-    if process == 0:
-        os.chdir(ROOT)
-        os.execve(program[0], program, bare_environment(KANSOKU_RING_DIR=tmp_path / "rings"))
+    process, terminal = in_a_terminal(tmp_path, code)
     seen = ""
     try:
         while not re.search(r"count \d", seen):
@@ -226,12 +232,7 @@ def test_ctrl_c_again_and_again_leaves_the_jobs_end(tmp_path):
     print("ready", flush=True)
     time.sleep(60)
     """
-    program = [sys.executable, "-m", "kansoku", "run", "--out", str(tmp_path / "out"), "--",
-               sys.executable, "-c", textwrap.dedent(code)]  # fmt: skip
-    process, terminal = pty.fork()
-    if process == 0:
-        os.chdir(ROOT)
-        os.execve(program[0], program, bare_environment(KANSOKU_RING_DIR=tmp_path / "rings"))
+    process, terminal = in_a_terminal(tmp_path, code)
     seen = ""
     try:
         while True:

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.labs.sanitizers import sanitized_environment
 from tests.labs.training import CACHE
 
 from kansoku.capture.payload import phases
@@ -412,17 +413,7 @@ def test_a_thousand_steps_leave_no_reference(stage):
 
 def test_the_same_under_sanitizers(tmp_path):
     """Address and undefined-behaviour sanitizers watch the tests above."""
-    flags = "-fsanitize=address,undefined -fno-sanitize-recover=all -g"
-    runtime = subprocess.run(
-        ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    environment = os.environ | {
-        "CC": f"gcc {flags}",
-        "KANSOKU_TEST_CACHE": str(tmp_path),
-        "LD_PRELOAD": runtime,
-        "ASAN_OPTIONS": "detect_leaks=0",
-        "PYTHONMALLOC": "malloc",
-    }
+    environment = sanitized_environment(KANSOKU_TEST_CACHE=str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not sanitizers", __file__],
         env=environment, capture_output=True, text=True, check=False, timeout=300,

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.labs.sanitizers import sanitized_environment
 from tests.labs.training import CACHE
 
 from kansoku.capture.payload import phases
@@ -320,19 +321,9 @@ def test_without_python_h_it_says_so(monkeypatch, tmp_path):
 
 def test_the_same_under_sanitizers(tmp_path):
     """Address and undefined-behaviour sanitizers watch a run of the comparison above."""
-    flags = "-fsanitize=address,undefined -fno-sanitize-recover=all -g"
-    runtime = subprocess.run(
-        ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    environment = os.environ | {
-        "CC": f"gcc {flags}",
-        "KANSOKU_CACHE_DIR": str(tmp_path),
-        "LD_PRELOAD": runtime,
-        "ASAN_OPTIONS": "detect_leaks=0",
-        "PYTHONMALLOC": "malloc",
-        "KANSOKU_FUZZ": "60",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
+    environment = sanitized_environment(
+        KANSOKU_CACHE_DIR=str(tmp_path), KANSOKU_FUZZ="60", PYTHONPATH=os.pathsep.join(sys.path)
+    )
     done = subprocess.run(
         [sys.executable, "-c", _WATCHED],
         env=environment,

@@ -13,7 +13,7 @@ from kansoku.model import ring
 __all__ = ["CODE", "SEEN", "hide", "watch_compile"]
 
 _COMPILE = ring.KIND_CODES["compile"]
-CODE: list[Any] = []
+CODE: set[Any] = set()
 """The code of our wrapper of modules, which dynamo steps over."""
 
 

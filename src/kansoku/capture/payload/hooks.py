@@ -243,7 +243,7 @@ def _module_call(torch: ModuleType, own: bool, original: Any) -> Any:  # noqa: F
                 _forward_ends(span)
 
     __call__.__wrapped__ = original  # type: ignore[attr-defined]
-    dynamo.CODE.extend((__call__.__code__, outer.__code__, _see.__code__))
+    dynamo.CODE.update((__call__.__code__, outer.__code__, _see.__code__))
     return __call__
 
 
