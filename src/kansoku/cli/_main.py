@@ -4,7 +4,6 @@ import ast
 import errno
 import importlib
 import importlib.util
-import io
 import logging
 import os
 import pkgutil
@@ -122,7 +121,11 @@ def _root(
     ),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Log what happens, on stderr."),
 ) -> None:
-    """Measure LLM training and observe the AI supercomputer it runs on."""
+    """Measure LLM training and observe the AI supercomputer it runs on.
+
+    Exit codes: 0 fine, 1 finding, 2 usage, 3 environment, 70 internal error; 141 when the reader of
+    stdout went away, as head does.
+    """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
         stream=sys.stderr,
@@ -131,10 +134,12 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line: exit 0 fine, 1 finding, 2 usage, 3 environment, 70 internal error."""
-    _open_standard_streams()
+    """Run the command line; its exit codes are those of ``kansoku --help``."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where what it meets is still answered
     except KansokuError as error:
         from rich.console import Console  # here, not above: most runs print no error (50 ms)
 
@@ -144,10 +149,6 @@ def main() -> None:
             f"kansoku: {plain_text(str(error))}", markup=False
         )
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # The reader (head, less) went away: that is its right.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except OSError as error:
         from kansoku.view.plain import plain_text
 
@@ -170,20 +171,3 @@ def _internal_error(error: Exception) -> NoReturn:
         "internal error; please report it with this text", exc_info=error
     )
     sys.exit(70)
-
-
-def _open_standard_streams() -> None:
-    """Make the three streams safe to use, whatever the caller left us.
-
-    Closed ones go to nobody, so that no file takes their numbers; characters that an encoding
-    lacks (a Latin-1 terminal, a file name that is no UTF-8) are escaped.
-    """
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        if getattr(sys, name) is None:
-            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - kept open
-            if stream.fileno() != number:
-                os.dup2(stream.fileno(), number)
-            setattr(sys, name, stream)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")

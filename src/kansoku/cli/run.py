@@ -5,7 +5,6 @@
 The job's stdout, exit code and signal are its own. KANSOKU_DISABLE=1 runs it bare.
 """
 
-import contextlib
 import os
 import resource
 import signal
@@ -60,7 +59,6 @@ def command(
             for sentence in outcome.missing:
                 _tell(f"kansoku: {sentence}")
         _tell(f"kansoku: run {outcome.run} is in {outcome.out}")
-    _let_go_of_stderr()
     presses.end()
     if outcome.signal is not None:
         # Die as the job died, so that whoever waits for us sees the same; without a second core.
@@ -140,17 +138,7 @@ def _callers_environment() -> dict[str, str]:
 
 
 def _tell(text: str, end: str = "\n") -> None:
-    """Print on stderr; what cannot be written there is nobody's loss: the job goes on."""
-    with contextlib.suppress(OSError, ValueError):
-        print(text, end=end, file=sys.stderr, flush=True)
-
-
-def _let_go_of_stderr() -> None:
-    """Drop what stderr does not take: at exit it would make an exit code of its own of it."""
-    try:
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    print(text, end=end, file=sys.stderr, flush=True)
 
 
 def _report(outcome: RunOutcome, presses: _Presses) -> None:
@@ -161,8 +149,8 @@ def _report(outcome: RunOutcome, presses: _Presses) -> None:
             _draw_report(outcome)
         finally:
             presses.ignore()
-    except (KeyboardInterrupt, SystemExit):
-        return  # SystemExit: rich's answer to a pipe whose reader is gone
+    except KeyboardInterrupt:
+        return
 
 
 def _draw_report(outcome: RunOutcome) -> None:

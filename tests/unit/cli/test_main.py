@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 
 def kansoku(*arguments):
     return subprocess.run(
@@ -25,10 +27,49 @@ def test_wrong_command_is_usage():
 
 def test_closed_stdout_and_full_disk_are_no_internal_errors():
     program = f"{sys.executable} -m kansoku plan flops --model gpt2 --json"
-    closed = subprocess.run(f"{program} >&-", shell=True, capture_output=True, text=True)
-    assert (closed.returncode, closed.stderr) == (0, "")
+    for closed in (">&-", "<&- >&-"):
+        answer = subprocess.run(f"{program} {closed}", shell=True, capture_output=True, text=True)
+        assert (answer.returncode, answer.stderr) == (0, "")
     full = subprocess.run(f"{program} >/dev/full", shell=True, capture_output=True, text=True)
     assert (full.returncode, full.stderr) == (3, "kansoku: No space left on device\n")
+
+
+@pytest.fixture
+def no_reader():
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "flops", "--model", "gpt2"),
+        ("plan", "flops", "--model", "gpt2", "--json"),
+        ("plan", "flops", "--help"),
+        ("--help",),
+        ("--version",),
+        ("guard",),
+    ],
+)
+def test_a_reader_that_leaves_ends_the_command_quietly(no_reader, words):
+    """As head does; 141 is what a shell gives for SIGPIPE, and no finding."""
+    program = [sys.executable, "-m", "kansoku", *words]
+    answer = subprocess.run(program, stdout=no_reader, stderr=subprocess.PIPE, timeout=60)
+    assert (answer.returncode, answer.stderr) == (141, b"")
+    with_reader = subprocess.run(program, stdout=subprocess.PIPE, timeout=60)
+    assert with_reader.returncode != 141
+
+
+@pytest.mark.parametrize(
+    "words", [("nope",), ("run", "--ouut", "x", "--", "true"), ("report", "/none"), ("guard", "x")]
+)
+@pytest.mark.parametrize("stderr", ["full", "closed", "no reader"])
+def test_usage_stays_usage_where_stderr_cannot_be_written(no_reader, words, stderr):
+    to = {"full": "2>/dev/full", "closed": "2>&-", "no reader": f"2>&{no_reader}"}[stderr]
+    command = ["sh", "-c", f'exec "$@" {to}', "sh", sys.executable, "-m", "kansoku", *words]
+    assert subprocess.run(command, pass_fds=[no_reader], timeout=60).returncode == 2
 
 
 def test_page_that_cannot_be_written_is_named(tmp_path):
