@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.25
 _LAST_WORDS_S = 3.0
 _MAX_UNOBSERVED = 8
+_MAX_DIGITS = 18
 _PROBE_BYTES = 64 << 10
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
@@ -301,7 +302,13 @@ def _unobserved(out: Path) -> list[str]:
 
 
 def _prepare(command: Sequence[str], out: Path | None, base: dict[str, str]) -> _Launch:
-    task = base.get("SLURM_PROCID") if int(base.get("SLURM_NTASKS") or 1) > 1 else None
+    missing: list[str] = []
+    tasks, task, local = (
+        _slurm_number(base, name, missing)
+        for name in ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+    )
+    if tasks in (None, 0, 1):
+        task = None
     slurm_job = base.get("SLURM_JOB_ID")
     run_id = base.get("KANSOKU_RUN_ID")
     if run_id is None and task is not None:  # all tasks of the step share one run
@@ -309,7 +316,7 @@ def _prepare(command: Sequence[str], out: Path | None, base: dict[str, str]) -> 
     joins = run_id is not None
     run_id = run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     out = (out or Path("runs") / run_id).absolute()
-    first = task in (None, "0")
+    first = task in (None, 0)
     existing = out / "run.json"
     if existing.exists() and not joins:
         raise InputError(
@@ -340,7 +347,7 @@ def _prepare(command: Sequence[str], out: Path | None, base: dict[str, str]) -> 
         "ring_dir": str(ring_dir),
         "ring_node": os.uname().nodename,
         "ranks": [],
-        "missing": [],
+        "missing": missing,
     }
     return _Launch(
         out=out,
@@ -351,8 +358,19 @@ def _prepare(command: Sequence[str], out: Path | None, base: dict[str, str]) -> 
         facts=facts,
         disabled=base.get("KANSOKU_DISABLE") == "1",
         writes_json=first and not (joins and existing.exists()),
-        drains=base.get("SLURM_LOCALID") in (None, "0") or task is None,
+        drains=local in (None, 0) or task is None,
     )
+
+
+def _slurm_number(base: Mapping[str, str], name: str, missing: list[str]) -> int | None:
+    """Return a count or number of Slurm's; None where it is not set, or damaged, which is said."""
+    text = base.get(name)
+    if not text:
+        return None
+    if len(text) <= _MAX_DIGITS and text.isascii() and text.isdigit():
+        return int(text)
+    missing.append(f"{name} is {text[:32]!r}, no number: taken as not set")
+    return None
 
 
 def _make_ring_dir(folder: Path) -> None:

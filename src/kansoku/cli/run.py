@@ -166,6 +166,6 @@ def _draw_report(outcome: RunOutcome) -> None:
         if seen.run.processes:
             draw(seen.view(), Console(stderr=True, highlight=False))
         else:  # a page of unknowns helps nobody
-            _tell(f"kansoku: no report: {'; '.join(seen.run.missing[:1])}")
+            _tell(f"kansoku: no report: {'; '.join(seen.run.missing[:3])}")
     except Exception as error:  # noqa: BLE001 - whatever fails here, the job's exit code stands
         _tell(f"kansoku: no report: {error}")

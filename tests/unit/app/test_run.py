@@ -66,6 +66,40 @@ def test_an_end_that_cannot_be_written_is_told_to_the_caller(launch, tmp_path):
     assert "run.json could not be written: Is a directory" in outcome.missing
 
 
+@pytest.mark.parametrize(
+    ("damaged", "said"),
+    [
+        ({"SLURM_NTASKS": "abc"}, ["SLURM_NTASKS is 'abc', no number: taken as not set"]),
+        (
+            {"SLURM_NTASKS": "9" * 5000},
+            [f"SLURM_NTASKS is '{'9' * 32}', no number: taken as not set"],
+        ),
+        ({"SLURM_NTASKS": ""}, []),
+        (
+            {"SLURM_NTASKS": "2", "SLURM_PROCID": "one"},
+            ["SLURM_PROCID is 'one', no number: taken as not set"],
+        ),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": ""}, []),
+        (
+            {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "-3"},
+            ["SLURM_LOCALID is '-3', no number: taken as not set"],
+        ),
+        ({"RANK": "x", "WORLD_SIZE": "", "LOCAL_RANK": "\udcff", "SLURM_NODEID": "n"}, []),
+    ],
+)
+def test_damaged_variables_end_no_job(launch, tmp_path, damaged, said):
+    ring.format_ring(buffer := bytearray(1 << 17), pid=1 << 30, process_start=9, anchor=(1, 2))
+    (tmp_path / "one.ring").write_bytes(buffer)
+    outcome = launch(
+        "sh", "-c", f"cp {tmp_path}/one.ring {tmp_path}/rings/$KANSOKU_RUN_ID/n-1.ring; exit 7",
+        env=damaged | {"SLURM_JOB_ID": "5"},
+    )  # fmt: skip
+    assert outcome.exit_code == 7
+    facts = run_json(tmp_path)
+    assert [text for text in facts["missing"] if "SLURM" in text] == said
+    assert [copy.name for copy in (tmp_path / "out").glob("*/*.ring")] == ["n-1.ring"]  # drained
+
+
 def test_rings_that_could_not_be_kept_are_said(launch, tmp_path, monkeypatch):
     """The ring of an ended process, and something in the way of the folder for its copy."""
     monkeypatch.setattr(module, "_LAST_WORDS_S", 0.3)
