@@ -26,7 +26,7 @@ from kansoku.model import ring
 SPANS = 2_000_000
 LAYERS = {4: 3, 2: 7, 1: 10}
 """Of the model, for about 50 ms a step on two cores with so many ranks."""
-ROUNDS = {4: 300, 2: 120, 1: 100}
+ROUNDS = {4: 600, 2: 120, 1: 100}
 """Ranks that share cores differ more from block to block."""
 PROFILED = 6
 COLD_ROUNDS = 40
@@ -128,24 +128,29 @@ def overhead(ranks, *, profiled=0):
         del environment["KANSOKU_RING_BYTES"]
         job = Path(__file__).with_name("capture_job.py")
         drain = subprocess.Popen(
-            [sys.executable, "-S", "-m", "_kansoku.drain", f"{rings}/bench", str(folder / "out"),
-             "--parent", str(os.getpid())],
+            [
+                sys.executable, "-S", str(job.with_name("capture_drain.py")),
+                f"{rings}/bench", str(folder / "out"),
+            ],
             env={"PYTHONPATH": str(folder / "payload")},
+            stdin=subprocess.PIPE,
         )  # fmt: skip
+        pipe = drain.stdin.fileno()
         try:
             subprocess.run(
                 [
                     sys.executable, str(job), name,
-                    *map(str, (ranks, ROUNDS[ranks], profiled, LAYERS[ranks], drain.pid)),
+                    *map(str, (ranks, ROUNDS[ranks], profiled, LAYERS[ranks], pipe)),
                 ],
                 env=environment,
+                pass_fds=(pipe,),
                 check=True,
-                timeout=500,
+                timeout=1_000,
                 stderr=subprocess.DEVNULL,  # the profiler's own notes
             )  # fmt: skip
         finally:
             drain.kill()
-            drain.wait()
+            drain.communicate()
         results = [json.loads((folder / f"bench-{rank}.json").read_text()) for rank in range(ranks)]
 
     def blocks(mode, part):

@@ -3,8 +3,8 @@
 Program of ``bench_capture``: ``capture_job.py FOLDER RANKS ROUNDS PROFILED LAYERS DRAIN``. Blocks
 of steps bare and recorded, and under torch.profiler in ``PROFILED`` of the rounds, follow each
 other in turn; every rank writes the median step time and the CPU time a step of every block. The
-recorder's switch takes every wrapper and native kernel out, and the process ``DRAIN`` is stopped
-for a bare block: it is the job without kansoku. A switch changes a class under every module and the
+recorder's switch takes every wrapper and native kernel out, and the drain, which reads the pipe
+``DRAIN``, rests in a bare block: it is the job without kansoku. A switch changes a class under every module and the
 interpreter specialises again: every block, bare or recorded, begins with a switch to and fro, and
 the two steps after it, which cost 0.1 ms more where recorded, are left out. Blocks are short: where
 ranks share cores, step times differ by 5 % from block to block, more than from step to step in one.
@@ -15,7 +15,6 @@ import importlib
 import itertools
 import json
 import os
-import signal
 import statistics
 import sys
 import time
@@ -113,7 +112,7 @@ def rank_main(rank, folder, ranks, rounds, profiled, layers, drain):
         for mode in (*order, "profiler") if number < profiled else order:
             dist.barrier()
             if rank == 0:
-                os.kill(drain, signal.SIGCONT if mode == "recorded" else signal.SIGSTOP)
+                os.write(drain, b"+" if mode == "recorded" else b"-")
             hooks.switch(mode != "recorded")
             hooks.switch(mode == "recorded")
             steps(model, optimizer, batches, SETTLING)
@@ -127,7 +126,8 @@ def rank_main(rank, folder, ranks, rounds, profiled, layers, drain):
             result[mode].append((statistics.median(wall), cpu / BLOCK))
     hooks.switch(True)
     (Path(folder) / f"bench-{rank}.json").write_text(json.dumps(result))
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # torch's end may hang: Gloo's thread waits for the lock that its destructor holds
 
 
 if __name__ == "__main__":

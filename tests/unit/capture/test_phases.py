@@ -2,11 +2,13 @@
 
 import mmap
 import os
+import resource
 import struct
 import subprocess
 import sys
 import sysconfig
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -189,6 +191,56 @@ def test_a_phase_has_the_times_of_the_clocks(compiled):
     assert 0 < cpu <= duration + 1_000_000  # the two clocks are read one after the other
 
 
+def phase_times(side):
+    """Return (CPU time, duration) of the records that are no steps."""
+    lane = ring.read_header(side.buffer).lanes[0]
+    rows = (lane.offset + number * ring.RECORD_BYTES for number in range(1, lane.capacity))
+    found = (struct.unpack_from("=Qqqq12xH", side.buffer, at) for at in rows)
+    step = ring.KIND_CODES["step"]
+    return [(cpu, duration) for n, _, cpu, duration, kind in found if n and kind != step]
+
+
+def spin(ns):
+    until = phases._clock() + ns
+    while phases._clock() < until:
+        pass
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_cpu_time_is_asked_for_after_a_sleep_only(compiled):
+    """To ask may end the thread's time slice; who kept its CPU had all of the time."""
+    switches, asked = [], []
+    side = Side(compiled=compiled)
+    side.phases.close(side.phases.open(3, "forward"))
+    for number in range(20):
+        before = resource.getrusage(resource.RUSAGE_THREAD)
+        asked.append(time.thread_time_ns())
+        span = side.phases.open(3, "forward")
+        spin(2_000_000)
+        if number % 2:
+            time.sleep(0.002)
+        side.phases.close(span)
+        asked[-1] = time.thread_time_ns() - asked[-1]
+        after = resource.getrusage(resource.RUSAGE_THREAD)
+        switches.append((after.ru_nivcsw - before.ru_nivcsw, after.ru_nvcsw - before.ru_nvcsw))
+    times = phase_times(side)[1:]
+    kept = [
+        cpu == duration
+        for (cpu, duration), which in zip(times, switches, strict=True)
+        if which == (0, 0)
+    ]
+    assert all(kept)
+    assert len(kept) >= 3  # of ten, on a busy machine
+    slept = [
+        (cpu, duration, clock)
+        for (cpu, duration), clock, (_, which) in zip(times, asked, switches, strict=True) if which
+    ]  # fmt: skip
+    assert len(slept) >= 10
+    for cpu, duration, clock in slept:
+        assert cpu < duration - 1_500_000
+        assert cpu == pytest.approx(clock, abs=200_000)
+
+
 def values_a(side):
     """Return the first value of each record that is no step."""
     lane = ring.read_header(side.buffer).lanes[0]
@@ -217,14 +269,13 @@ def test_the_run_queue_is_read(tmp_path, compiled):
     path.write_text("")
     queue = os.open(path, os.O_RDONLY)
     side = waiting_side(compiled, queue)
-    for told in (7890123, 9890123, 9000000, 9500000):
+    for told in (7890123, 9890123, 9900000, 9950000):
         path.write_text(f"123456 {told} 45\n")
         span = side.phases.open(3, "forward")
-        threading.Event().wait(0.005)  # off the CPU for longer than what is not looked at
+        threading.Event().wait(0.005)
         side.phases.close(span)
     os.close(queue)
-    # What goes back has nothing to tell.
-    assert values_a(side) == [7890123.0, 9890123.0, 9890123.0, 10390123.0]
+    assert values_a(side) == [7890123.0, 9890123.0, 9900000.0, 9950000.0]
 
 
 _SPIN = "import os, time\nos.sched_setaffinity(0, {%d})\nprint(flush=True)\nwhile True: pass"
@@ -244,15 +295,13 @@ def test_the_wait_of_a_thread_that_shares_its_core_is_noted(compiled):
         )
         spinner.stdout.readline()
         side = waiting_side(compiled, queue)
-        told, begin = [], phases._clock()
+        told, begin, used = [], phases._clock(), time.thread_time_ns()
         for _ in range(4):
             span = side.phases.open(3, "forward")
-            until = phases._clock() + 60_000_000
-            while phases._clock() < until:
-                pass
+            spin(60_000_000)
             side.phases.close(span)
             told.append(int(os.pread(queue, 64, 0).split()[1]))
-        wall = phases._clock() - begin
+        wall, used = phases._clock() - begin, time.thread_time_ns() - used
     finally:
         os.close(queue)
         os.sched_setaffinity(0, before)
@@ -264,6 +313,7 @@ def test_the_wait_of_a_thread_that_shares_its_core_is_noted(compiled):
     grew, kernel = values[-1] - values[0], told[-1] - told[0]
     assert kernel > 20_000_000  # they did share
     assert 0.8 * kernel < grew < wall
+    assert sum(cpu for cpu, _ in phase_times(side)) == pytest.approx(used, rel=0.02)
 
 
 @pytest.mark.parametrize(

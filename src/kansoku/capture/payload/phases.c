@@ -15,7 +15,7 @@
 enum { kIncomplete = 1, kFailed = 8 };
 enum { kNow = 144, kHead = 256 + 16, kCounters = 384, kKinds = 16 };
 enum { kTemplate = 76, kKnown = 64, kStarts = 4096 };
-enum { kRssEvery = 8, kQueuedMinNs = 200000 };
+enum { kSureNs = 20000 };
 #define kAnchorEveryNs 10000000000LL
 
 typedef struct {
@@ -66,8 +66,8 @@ struct Phases {
   int64_t step, step_start, step_cpu, next_start, anchored;
   uint64_t step_span;
   double tokens, flops;
-  int64_t queued_ns, off_cpu, told, assumed;  // see note_wait
-  long yielded;                               // voluntary context switches at the last look
+  int64_t looked, cpu, queued, peak;  // see look
+  long slept, pushed;                 // voluntary and other context switches at the last look
   int64_t ended, ended_cpu, updated, updated_cpu;
   Pairs late_spans, expected, stepped, nesting;  // (span, parent); ids; ids; (id, span)
   int keeps_late, ending;
@@ -79,12 +79,6 @@ static int64_t clock_ns(clockid_t clock) {
   struct timespec stamp;
   clock_gettime(clock, &stamp);
   return stamp.tv_sec * 1000000000LL + stamp.tv_nsec;
-}
-
-// Of the process, though it asks for the thread: that spares the kernel a walk over all threads.
-static int64_t peak_rss(void) {
-  struct rusage usage;
-  return getrusage(RUSAGE_THREAD, &usage) ? -1 : (int64_t)usage.ru_maxrss << 10;
 }
 
 // -- small sets of a few numbers ------------------------------------------------------------------
@@ -216,6 +210,53 @@ static PyObject* find_template(Phases* self, int kind, PyObject* name, int flags
   return Py_NewRef(known->template);
 }
 
+// Read how long the thread has waited for a CPU so far; without such a file, -1 for good.
+static int read_queue(Phases* self, int64_t* queued) {
+  char text[80];
+  ssize_t length = self->queue < 0 ? -1 : pread(self->queue, text, sizeof text - 1, 0);
+  char *at = text, *after = text;
+  if (length > 0) {
+    text[length] = 0;
+    strtoll(text, &at, 10);
+    *queued = strtoll(at, &after, 10);
+  }
+  if (at == text || after == at) self->queue = -1;
+  return self->queue < 0 ? -1 : 0;
+}
+
+// Return the CPU time of the thread so far; note how long it has waited for a CPU, and peak memory.
+//
+// The kernel, asked for the CPU time, first brings the books of the running thread up to date, and
+// may end its time slice on the way. So it is asked only where the thread has slept. Where it was
+// not off its CPU since the last look, all the time is its own; where others were let in, what it
+// did not wait for.
+static int64_t look(Phases* self, int64_t now) {
+  int64_t own = now - self->looked;
+  if (own < kSureNs) return self->cpu + own;
+  struct rusage usage;
+  int unknown = getrusage(RUSAGE_THREAD, &usage), slept = unknown || usage.ru_nvcsw != self->slept;
+  if (slept || usage.ru_nivcsw != self->pushed) {
+    int64_t queued = 0;
+    if (!read_queue(self, &queued)) {
+      own -= queued - self->queued;
+      self->queued = queued;
+    } else {
+      slept = 1;
+      self->queued = 0;
+    }
+  }
+  int64_t cpu = slept ? clock_ns(CLOCK_THREAD_CPUTIME_ID) : self->cpu + own;
+  if (cpu > self->cpu) self->cpu = cpu;
+  self->looked = now;
+  if (!unknown) {
+    // Of the process, though it asks for the thread: that spares the kernel a walk over all threads.
+    self->peak = (int64_t)usage.ru_maxrss << 10;
+    self->slept = usage.ru_nvcsw;
+    self->pushed = usage.ru_nivcsw;
+  }
+  return self->cpu;
+}
+
 // -- steps ----------------------------------------------------------------------------------------
 
 static int open_step(Phases* self, int64_t now, int64_t cpu) {
@@ -241,7 +282,7 @@ static int close_step(Phases* self, int64_t at, int64_t cpu, int is_complete) {
   self->step_span = 0;
   self->next_start = at;
   int failed = end(self, span, is_complete ? kStep : 0, template, 0, self->step_start, at,
-                   cpu - self->step_cpu, peak_rss(), self->tokens, self->flops, 0);
+                   cpu - self->step_cpu, self->peak, self->tokens, self->flops, 0);
   Py_DECREF(template);
   // Between two steps the next step's number stands: what comes now belongs to it.
   turn(self, self->step + 1, 0, at);
@@ -307,8 +348,8 @@ uint64_t open_phase(Phases* self, int kind, PyObject* name, int flags, PyObject*
     self->stack = stack;
     self->room = room;
   }
-  int64_t cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID);
   int64_t now = clock_ns(CLOCK_MONOTONIC);
+  int64_t cpu = look(self, now);
   if (!self->step_span && open_step(self, now, cpu)) {
     Py_DECREF(template);
     return 0;
@@ -321,49 +362,10 @@ uint64_t open_phase(Phases* self, int kind, PyObject* name, int flags, PyObject*
   return span;
 }
 
-// Note how long the thread has waited for a CPU so far, after `more` ns off it since the last look.
-// Where it never gave up the CPU itself, all of that; else what its schedstat adds, the second number.
-static void note_wait(Phases* self, int64_t more) {
-  struct rusage usage;
-  if (self->queue < 0 || getrusage(RUSAGE_THREAD, &usage)) return;
-  if (usage.ru_nvcsw == self->yielded) {
-    self->queued_ns += more;
-    self->assumed += more;
-    return;
-  }
-  char text[80];
-  ssize_t length = pread(self->queue, text, sizeof text - 1, 0);
-  char *at = text, *after = text;
-  int64_t told = 0;
-  if (length > 0) {
-    text[length] = 0;
-    strtoll(text, &at, 10);
-    told = strtoll(at, &after, 10);
-  }
-  if (at == text || after == at) {
-    self->queue = -1;
-    self->queued_ns = 0;
-    return;
-  }
-  int64_t unknown = told - self->told - self->assumed;
-  if (unknown > 0) self->queued_ns += unknown;
-  self->told = told;
-  self->assumed = 0;
-  self->yielded = usage.ru_nvcsw;
-}
-
 int close_phase(Phases* self, uint64_t span, int flags) {
   int64_t now = clock_ns(CLOCK_MONOTONIC);
-  int64_t cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID);
-  // A system call between two phases costs 3 us with cold caches; a high-water mark can wait.
-  int64_t peak = self->step < kRssEvery || self->step % kRssEvery == 0 ? peak_rss() : -1;
-  // Nothing to be looked at where the thread has hardly left the CPU since the last time.
-  int64_t off_cpu = now - cpu - self->off_cpu;
-  if (off_cpu >= kQueuedMinNs) {
-    note_wait(self, off_cpu);
-    self->off_cpu = now - cpu;
-  }
-  double queued = (double)self->queued_ns;
+  int64_t cpu = look(self, now);
+  double queued = (double)self->queued;
   while (self->depth) {
     Open top = self->stack[--self->depth];
     const unsigned char* head = (const unsigned char*)PyBytes_AS_STRING(top.template);
@@ -371,7 +373,7 @@ int close_phase(Phases* self, uint64_t span, int flags) {
     if (more) mark(self, top.span, more);
     uint64_t phase = self->depth ? self->stack[self->depth - 1].span : self->step_span;
     int failed = end(self, top.span, head[0], top.template, top.parent, top.start, now, cpu - top.cpu,
-                     peak, queued, 0.0, phase);
+                     self->peak, queued, 0.0, phase);
     Py_DECREF(top.template);
     if (failed) return -1;
     if (top.span == span) break;
@@ -492,9 +494,8 @@ static PyObject* phases_leave(Phases* self, PyObject* ignored) {
   (void)ignored;
   while (self->depth)
     if (close_phase(self, self->stack[self->depth - 1].span, kIncomplete)) return NULL;
-  if (self->step_span &&
-      close_step(self, clock_ns(CLOCK_MONOTONIC), clock_ns(CLOCK_THREAD_CPUTIME_ID), 0))
-    return NULL;
+  int64_t now = clock_ns(CLOCK_MONOTONIC);
+  if (self->step_span && close_step(self, now, look(self, now), 0)) return NULL;
   self->next_start = 0;
   self->nesting.count = self->stepped.count = 0;
   Py_RETURN_NONE;
@@ -672,7 +673,7 @@ static PyObject* phases_new(PyTypeObject* type, PyObject* args, PyObject* keywor
   self->type_name = PyUnicode_InternFromString("__name__");
   self->empty = PyUnicode_InternFromString("");
   if (self->step_name == NULL || self->type_name == NULL || self->empty == NULL) goto failed;
-  self->step = self->step_cpu = self->yielded = -1;
+  self->step = self->step_cpu = self->slept = self->peak = -1;
   self->anchored = clock_ns(CLOCK_MONOTONIC);
   return (PyObject*)self;
 failed:

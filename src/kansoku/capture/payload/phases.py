@@ -30,10 +30,8 @@ _STEP = ring.KIND_CODES["step"]
 _clock = time.monotonic_ns
 _cpu_clock = time.thread_time_ns
 _get_ident = threading.get_ident
-_RSS_EVERY = 8
-"""Phases of every eighth step (and of the first eight) note the peak memory; steps always do."""
-_QUEUED_MIN_NS = 200_000
-"""How long the thread waited is looked at where it was off the CPU for longer than this."""
+_SURE_NS = 20_000
+"""The thread is taken to have kept its CPU for so long."""
 _ANCHOR_EVERY_NS = 10_000_000_000
 _STARTS = 4096
 """So many starts of steps are kept."""
@@ -120,10 +118,8 @@ class Phases:
         self._starts: collections.deque[tuple[int, int]] = collections.deque(maxlen=_STARTS)
         self._anchored = _clock()
         self._queue_file = queue
-        self._queued_ns = 0
-        self._off_cpu = 0
-        self._told = self._assumed = 0
-        self._yielded = -1
+        self._looked = self._cpu = self._queued_ns = 0
+        self._slept = self._pushed = self._peak = -1
         self._ended = (0, 0)
         self._late_spans: list[tuple[int, int]] | None = None
         self._expected: set[int] = set()
@@ -162,8 +158,8 @@ class Phases:
         template = self._templates.get((kind, name, flags, attributes))
         if template is None:
             template = self._template(kind, name, flags, attributes)
-        cpu = _cpu_clock()
         now = _clock()
+        cpu = self._look(now)
         if not self.step_span:
             self._open_step(now, cpu)
         stack = self._stack
@@ -180,16 +176,8 @@ class Phases:
             return
         writer = self._writer
         now = _clock()
-        cpu = _cpu_clock()
-        # A system call between two phases costs 3 µs with cold caches; a high-water mark can wait.
-        sampled = self.step < _RSS_EVERY or self.step % _RSS_EVERY == 0
-        peak = _peak_rss() if sampled else -1
-        # Nothing to be looked at where the thread has hardly left the CPU since the last time.
-        off_cpu = now - cpu - self._off_cpu
-        if off_cpu >= _QUEUED_MIN_NS:
-            self._note_wait(off_cpu)
-            self._off_cpu = now - cpu
-        queued = self._queued_ns
+        cpu = self._look(now)
+        peak, queued = self._peak, self._queued_ns
         stack = self._stack
         while stack:
             top, template, start, started, parent = stack.pop()
@@ -214,7 +202,8 @@ class Phases:
         while self._stack:
             self.close(self._stack[-1][0], ring.FLAG_INCOMPLETE)
         if self.step_span:
-            self._close_step(_clock(), _cpu_clock(), complete=False)
+            now = _clock()
+            self._close_step(now, self._look(now), complete=False)
         self._next_start = 0
         self._nesting.clear()
         self._stepped = set()
@@ -226,28 +215,39 @@ class Phases:
         self._templates[kind, name, flags, attributes] = found
         return found
 
-    def _note_wait(self, more: int) -> None:
-        """Note how long the thread has waited for a CPU so far, ns.
+    def _look(self, now: int) -> int:
+        """Return the CPU time of the thread so far, ns; note its waiting and peak memory.
 
-        ``more``: off the CPU since the last look, ns. Where the thread never gave up the CPU
-        itself, all of that is waiting; else it is what the kernel's own count has grown by: a file
-        of /proc, 4 to 12 µs with cold caches, where a system call costs 1 to 3.
+        The kernel, asked for the CPU time, first brings the books of the running thread up to date,
+        and may end its time slice on the way. So it is asked only where the thread has slept. Where
+        it was not off its CPU since the last look, all the time is its own; where others were let
+        in, what it did not wait for.
         """
+        own = now - self._looked
+        if own < _SURE_NS:
+            return self._cpu + own
+        # Of the process, though it asks for the thread: that spares the kernel a walk over all.
+        usage = resource.getrusage(resource.RUSAGE_THREAD)
+        slept = usage.ru_nvcsw != self._slept
+        if slept or usage.ru_nivcsw != self._pushed:
+            queued = self._read_queue()
+            slept = slept or queued is None
+            own -= (queued or 0) - self._queued_ns
+            self._queued_ns = queued or 0
+        self._cpu = max(_cpu_clock() if slept else self._cpu + own, self._cpu)
+        self._looked, self._peak = now, usage.ru_maxrss << 10
+        self._slept, self._pushed = usage.ru_nvcsw, usage.ru_nivcsw
+        return self._cpu
+
+    def _read_queue(self) -> int | None:
+        """Return how long the thread has waited for a CPU so far, ns; None where nothing tells."""
         if self._queue_file < 0:
-            return
+            return None
         try:
-            yielded = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-            if yielded == self._yielded:
-                self._queued_ns += more
-                self._assumed += more
-                return
-            told = int(os.pread(self._queue_file, 64, 0).split()[1])
+            return int(os.pread(self._queue_file, 64, 0).split()[1])
         except Exception:
             self._queue_file = -1
-            self._queued_ns = 0
-            return
-        self._queued_ns += max(told - self._told - self._assumed, 0)
-        self._told, self._assumed, self._yielded = told, 0, yielded
+            return None
 
     # -- steps --------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class Phases:
             writer.set_kind(span, _STEP, ring.FLAG_INCOMPLETE)
         self.step_span = 0
         self._next_start = end
-        peak = _peak_rss()
+        peak = self._peak
         kind = _STEP if complete else 0
         if not writer.end(span, kind, start, end, used, peak, self.tokens, self.flops, 0):
             flags = 0 if complete else ring.FLAG_INCOMPLETE
@@ -339,8 +339,3 @@ class Phases:
         self._expected, self._stepped, self._late_spans = self._stepped, set(), None
         for span, parent in late:
             self._writer.set_step(span, self.step, self.step_span if parent == before else parent)
-
-
-def _peak_rss() -> int:
-    # Of the process, though it asks for the thread: that spares the kernel a walk over all threads.
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_maxrss << 10
