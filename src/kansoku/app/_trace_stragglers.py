@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kansoku.app._few_ranks import few_ranks
 from kansoku.app._trace_kinds import files_of
 from kansoku.app._trace_set import Progress, given_ranks, is_own_run, map_traces, rank_verdicts
 from kansoku.errors import InputError
@@ -219,6 +220,6 @@ def _own_run(path: Path, policy: ArrivalPolicy | None) -> StragglersResult:
         raise InputError("the run recorded no finished collective", where=str(path))
     remarks = (*data.missing, *clocks.notes)
     if clocks.unmatched:
-        ranks = ", ".join(map(str, clocks.unmatched[:16]))
-        remarks += (f"ranks {ranks}: their hosts share too few collectives to align the clocks",)
+        alone = few_ranks(clocks.unmatched)
+        remarks += (f"{alone}: too few collectives shared with other hosts to align the clocks",)
     return StragglersResult(report=report, remarks=remarks)

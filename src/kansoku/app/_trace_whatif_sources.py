@@ -6,6 +6,7 @@ from pathlib import Path
 
 import polars as pl
 
+from kansoku.app._few_ranks import few_ranks
 from kansoku.app._trace_breakdown import breakdown
 from kansoku.app.report import LoadedRun, load_run
 from kansoku.trace.whatif.analyse import WhatIf, what_if
@@ -92,8 +93,8 @@ def _pipeline_operations(run: LoadedRun, *, stages: int | None) -> RunOperations
         },
     )
     if isinstance(found, RunOperations) and run.clocks.unmatched:
-        alone = ", ".join(map(str, run.clocks.unmatched[:16]))
-        remark = f"ranks {alone} share no collective with the others: their clocks are as read"
+        alone = few_ranks(run.clocks.unmatched)
+        remark = f"{alone}: no collective shared with the others, clocks as read"
         return replace(found, missing=(*found.missing, remark))
     return found
 

@@ -12,12 +12,15 @@ import pytest
 from rich.console import Console
 from tests.labs.generated_run import MS, Schedule, generate, with_clocks
 
+from kansoku.app._few_ranks import few_ranks
 from kansoku.app.peak import run_peak
 from kansoku.app.report import load_run, report
+from kansoku.app.report._findings import _blocked_sentence
 from kansoku.cli._draw import draw
 from kansoku.errors import InputError
 from kansoku.formats.run_tables import write_tables
 from kansoku.model import Finding
+from kansoku.trace.blackbox import BlockedCollective
 
 
 # The contract of kansoku.report/1, written by hand; forbid_unknown_fields makes it exact.
@@ -335,3 +338,25 @@ def test_no_run_is_a_usage_error(tmp_path):
         report(tmp_path / "nothing")
     with pytest.raises(InputError):
         report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "missing", "said"),
+    [
+        ((0,), (1,), "Rank 0 waits in all_reduce 7 of group g for rank 1 (no record)."),
+        ((2, 0), (1,), "Ranks 2, 0 wait in all_reduce 7 of group g for rank 1 (no record)."),
+        ((0,), (), "and rank 0 never left it"),
+        ((0, 1), (), "and ranks 0, 1 never left it"),
+    ],
+)
+def test_one_rank_waits_and_many_wait(waiting, missing, said):
+    blocked = BlockedCollective(
+        group="g", sequence=7, op="all_reduce", waiting=waiting, missing=missing, entered_ns=1,
+        missing_states={},
+    )  # fmt: skip
+    assert said in _blocked_sentence(blocked, {})
+
+
+def test_few_ranks_carry_their_noun():
+    said = [few_ranks(ranks) for ranks in ((3,), (0, 1), range(6), range(7))]
+    assert said == ["rank 3", "ranks 0, 1", "ranks 0, 1, 2, 3, 4, 5", "ranks 0, 1, 2 … 6 (7 ranks)"]

@@ -69,6 +69,8 @@ def test_the_browsers_preferred_language_is_heard(header, wanted):
          "windows; more than the peers a step: forward +7.7 ms"),
          ("自身の処理がランク 0, 1, 3 の中央値の 1.15 倍（ステップ 3–29）、区間の 100% で突出; "
          "1 ステップあたりの同役ランクとの差: forward +7.7 ms")),
+        ("own work 1.15× that of rank 1 over steps 3-29, standing out in 100% of the windows",
+         "自身の処理がランク 1 の 1.15 倍（ステップ 3–29）、区間の 100% で突出"),
         # Read from a list of facts, not as a range of something.
         ("so its split of the loss is not to be relied on.",
          "so its split of the loss is not to be relied on."),

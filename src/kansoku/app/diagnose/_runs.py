@@ -189,32 +189,33 @@ def _of_blocked(
     name = f"{blocked.op} {blocked.sequence} of group {blocked.group}"  # type: ignore[attr-defined]
     entered: int = blocked.entered_ns  # type: ignore[attr-defined]
     found = _of_all_inside(name, waiting, entered, states) if not missing else []
+    waiters = "1 rank waits" if len(waiting) == 1 else f"{len(waiting)} ranks wait"
     for rank in missing[:_CULPRITS_SHOWN]:
         state = states.get(rank)
         kind = state.state.kind if state else None
         domain, component, locates, strength = _HANGS["missing_ranks"][0], "", True, 0.6
         component = "unequal work of ranks"
         if state is not None and state.process == "ended":
-            text = f"rank {rank} has ended while {len(waiting)} ranks wait in {name}"
+            text = f"rank {rank} has ended while {waiters} in {name}"
             locates, strength = False, 0.8
         elif kind == "data_wait":
-            text = f"rank {rank} waits for data while {len(waiting)} ranks wait in {name}"
+            text = f"rank {rank} waits for data while {waiters} in {name}"
             domain, component, locates = Domain.STORAGE, "data loading", False
         elif kind == "checkpoint":
-            text = f"rank {rank} is in a checkpoint while {len(waiting)} ranks wait in {name}"
+            text = f"rank {rank} is in a checkpoint while {waiters} in {name}"
             domain, component, locates = Domain.STORAGE, "checkpoint", False
         elif kind == "collective":
             text = (
                 f"rank {rank} is in {state.state.name} {state.state.sequence} of group "  # type: ignore[union-attr]
-                f"{state.state.group} while {len(waiting)} ranks wait in {name}"  # type: ignore[union-attr]
+                f"{state.state.group} while {waiters} in {name}"  # type: ignore[union-attr]
             )
             component, locates, strength = "divergent collectives", False, 0.7
         elif _stopped(state):
-            text = f"rank {rank} is stopped (SIGSTOP) while {len(waiting)} ranks wait in {name}"
+            text = f"rank {rank} is stopped (SIGSTOP) while {waiters} in {name}"
             domain, component, locates, strength = Domain.HOST, "process stopped", False, 0.9
         else:
             doing = "between phases" if kind is None else f"in {kind}"
-            text = f"rank {rank} is {doing} while {len(waiting)} ranks wait for it in {name}"
+            text = f"rank {rank} is {doing} while {waiters} for it in {name}"
         found.append(
             _observation(
                 "hang.blocked", text, "open spans", domain=domain, component=component,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from kansoku.app._few_ranks import few_ranks
 from kansoku.app.report._load import LoadedRun
 from kansoku.app.report._states import BlackBox, RankState
 from kansoku.model import Domain, Evidence, Finding, Phase, Severity, Subject, Verdict
@@ -78,6 +79,7 @@ def _straggler(run: LoadedRun, s: Straggler) -> Finding:
     source = f"steps {s.from_step}-{s.to_step} of {run.facts.run}"
     where = _PHASE_WORDS[s.phase]
     peers = "the other rank waits" if len(s.peers) == 1 else f"{len(s.peers)} peers wait"
+    beside = f"{'that' if len(s.peers) == 1 else 'the median'} of {few_ranks(s.peers)}"
     cost = f"without it a step would take {s.cost_ratio:.0%} less"
     if s.cause == "garbage_collection":
         sentence = (
@@ -97,8 +99,7 @@ def _straggler(run: LoadedRun, s: Straggler) -> Finding:
         )
     evidence = [
         Evidence(
-            sentence=f"own work {s.ratio:.2f}× the median of ranks "
-            f"{_few(s.peers)} over steps {s.from_step}-{s.to_step}, "
+            sentence=f"own work {s.ratio:.2f}× {beside} over steps {s.from_step}-{s.to_step}, "
             f"standing out in {s.persistence:.0%} of the windows",
             source=source,
         ),
@@ -149,12 +150,6 @@ def _straggler(run: LoadedRun, s: Straggler) -> Finding:
         source=_SOURCE,
         onset_ns=_step_start(run, s.rank, s.from_step),
     )
-
-
-def _few(ranks: tuple[int, ...]) -> str:
-    if len(ranks) <= 6:
-        return ", ".join(map(str, ranks))
-    return f"{', '.join(map(str, ranks[:3]))} … {ranks[-1]} ({len(ranks)} ranks)"
 
 
 def _step_start(run: LoadedRun, rank: int, step: int) -> int | None:
@@ -228,7 +223,7 @@ def _blocked_sentence(blocked: BlockedCollective, status: Mapping[int, RankState
     if not blocked.missing:
         return (
             f"All members entered {blocked.op} {blocked.sequence} of group {blocked.group}, "
-            f"and ranks {_few(blocked.waiting)} never left it: a transfer that hangs or a "
+            f"and {few_ranks(blocked.waiting)} never left it: a transfer that hangs or a "
             "peer that died inside."
         )
     missing = ", ".join(
@@ -236,9 +231,10 @@ def _blocked_sentence(blocked: BlockedCollective, status: Mapping[int, RankState
         f"{', process gone' if rank in status and status[rank].process == 'gone' else ''})"
         for rank in blocked.missing[:8]
     )
+    waits = "waits" if len(blocked.waiting) == 1 else "wait"
     return (
-        f"Ranks {_few(blocked.waiting)} wait in {blocked.op} {blocked.sequence} of group "
-        f"{blocked.group} for {missing}."
+        f"{few_ranks(blocked.waiting).capitalize()} {waits} "
+        f"in {blocked.op} {blocked.sequence} of group {blocked.group} for {missing}."
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from kansoku.app._few_ranks import few_ranks
 from kansoku.app.peak import run_peak
 from kansoku.app.report._findings import ReportPolicy, build_findings
 from kansoku.app.report._load import LoadedRun, load_run
@@ -277,9 +278,8 @@ def report(run: Path | str | LoadedRun, *, policy: ReportPolicy | None = None) -
     missing += stragglers.notes
     if run.clocks.unmatched:
         missing.append(
-            f"ranks {', '.join(map(str, run.clocks.unmatched[:16]))} share fewer than "
-            f"{MIN_MATCHES} collectives with the host of rank {run.clocks.reference}: their clocks "
-            "are not aligned"
+            f"{few_ranks(run.clocks.unmatched)}: fewer than {MIN_MATCHES} collectives shared with "
+            f"the host of rank {run.clocks.reference}, clocks not aligned"
         )
     missing += run.clocks.notes
     return Report(

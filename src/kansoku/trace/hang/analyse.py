@@ -67,8 +67,8 @@ class HangVerdict:
     evidence: tuple[str, ...]
 
 
-def _ranges(ranks: Iterable[int]) -> str:
-    """Write ranks as people do: ``0-3, 7``."""
+def _named(ranks: Iterable[int]) -> str:
+    """Write ranks as people do: ``rank 7``, ``ranks 0-3, 7``."""
     parts: list[str] = []
     ordered = sorted(ranks)
     begin = 0
@@ -77,7 +77,7 @@ def _ranges(ranks: Iterable[int]) -> str:
             first, last = ordered[begin], ordered[at - 1]
             parts.append(str(first) if first == last else f"{first}-{last}")
             begin = at
-    return ", ".join(parts)
+    return f"rank{'' if len(ordered) == 1 else 's'} {', '.join(parts)}"
 
 
 def _all_groups(states: Mapping[int, RankState]) -> dict[str, Group]:
@@ -229,8 +229,7 @@ def _mismatches(index: _Index) -> tuple[list[str], set[int]]:
             odd = {r for r, v in values.items() if len(common) > 1 or v != common[0]}
             culprits |= odd
             forms = "; ".join(
-                f"ranks {_ranges(r for r, v in values.items() if v == value)}: {value}"
-                for value in counts
+                f"{_named(r for r, v in values.items() if v == value)}: {value}" for value in counts
             )
             sentences.append(
                 f"group {_title(index.groups[group])} collective {sequence}: {what} differ: {forms}"
@@ -397,7 +396,7 @@ def analyse_hang(states: Sequence[RankState]) -> HangVerdict:
     findings.sort(key=lambda f: (not f.missing, len(f.ranks), f.group))
     silent = _silent_in_the_way(index, findings)
     unseen = _expected(index) - by_rank.keys()
-    evidence = [f"rank {_ranges(unseen)} left no dump"] if unseen else []
+    evidence = [f"{_named(unseen)} left no dump"] if unseen else []
     sentences, odd = _mismatches(index)
     edges = [edge for name in index.groups for edge in _collective_edges(index, name)]
     for (rank, _), operations in list(index.p2p.items()):
@@ -427,21 +426,21 @@ def analyse_hang(states: Sequence[RankState]) -> HangVerdict:
         words = "has" if len(culprits) == 1 else "have"
         how = "not entered what the others wait in"
         if silent:
-            how += f" (rank {_ranges(silent)} left no dump)"
-        return answer("missing_ranks", f"rank {_ranges(culprits)} {words} {how}", culprits)
+            how += f" ({_named(silent)} left no dump)"
+        return answer("missing_ranks", f"{_named(culprits)} {words} {how}", culprits)
     if cycles:
         cycle = min(cycles, key=len)
         evidence += _waits([e for e in edges if e.waiter in cycle and e.waited in cycle], cycle)
         return answer(
             "cycle",
-            f"ranks {_ranges(cycle)} wait for each other: they issue collectives of different "
+            f"{_named(cycle)} wait for each other: they issue collectives of different "
             "groups in different order",
             set().union(*cycles),
         )
     if findings or any(o.state != "completed" for ops in index.p2p.values() for o in ops):
         lagging = {rank for finding in findings for rank in finding.not_started}
         if lagging:
-            evidence.append(f"the device of rank {_ranges(lagging)} has not begun what others run")
+            evidence.append(f"the device of {_named(lagging)} has not begun what others run")
         return answer(
             "device_or_fabric",
             "every rank issued the operation and it does not end: a device or the fabric stands "
@@ -465,7 +464,7 @@ def _waits(edges: Sequence[Edge], waited: set[int]) -> list[str]:
         rows.sort(key=lambda row: -len(row[1]))
         for (_, group, sequence, operation), waiters in rows[:3]:
             lines.append(
-                f"rank {rank} is waited for by rank {_ranges(waiters)} in group {group}, "
+                f"rank {rank} is waited for by {_named(waiters)} in group {group}, "
                 f"{operation} {'' if sequence is None else sequence}".rstrip()
             )
     return lines

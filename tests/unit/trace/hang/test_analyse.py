@@ -43,13 +43,19 @@ def test_one_rank_that_did_not_come():
     states = [rank(r, WORLD, {"world": (9, 8) if r != 2 else (8, 8)}) for r in range(4)]
     verdict = analyse_hang(states)
     assert (verdict.verdict, verdict.culprits) == ("missing_ranks", (2,))
+    assert verdict.reason == "rank 2 has not entered what the others wait in"
+    assert verdict.evidence == (
+        "rank 2 is waited for by ranks 0-1, 3 in group world, collective 9",
+    )
     assert verdict.groups[0].missing == (2,)
     assert verdict.groups[0].sequence == 9
 
 
 def test_both_of_two_late_ranks_are_named():
     states = [rank(r, WORLD, {"world": (9, 8) if r < 2 else (8, 8)}) for r in range(4)]
-    assert analyse_hang(states).culprits == (2, 3)
+    verdict = analyse_hang(states)
+    assert verdict.culprits == (2, 3)
+    assert verdict.reason == "ranks 2-3 have not entered what the others wait in"
 
 
 def test_a_victim_in_another_group_is_not_blamed():
