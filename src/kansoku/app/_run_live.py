@@ -20,6 +20,7 @@ __all__ = ["LiveLine", "RankNow"]
 
 _WINDOW_NS = 10_000_000_000
 _BLOCK = 1024
+_MOST_TRAININGS = 8
 _COUNT = np.uint64((1 << ring.LANE_SHIFT) - 1)
 _STEPS = {"rank": pl.Int32, "step": pl.Int32, "start_ns": pl.Int64, "duration_ns": pl.Int64}
 
@@ -59,6 +60,10 @@ class LiveLine:
 def describe(ranks: list[RankNow], peak: Mapping[str, Any]) -> str | None:
     """Return the line for these ranks; None where no step has ended in the window."""
     timed = [rank for rank in ranks if rank.steps]
+    if len({rank.rank for rank in timed}) < len(timed):  # no step is common to them
+        steps = ", ".join(str(rank.step) for rank in timed[:_MOST_TRAININGS])
+        more = " …" if len(timed) > _MOST_TRAININGS else ""
+        return f"{len(timed)} trainings at once · steps {steps}{more}"
     step_s = _step_s(timed)
     if step_s is None:
         return None

@@ -1,13 +1,16 @@
-"""Ranks that were started again within one run: which of their processes belong together.
+"""Ranks that were started again or several times at once: which processes belong together.
 
 After an elastic restart, or where a program replaces itself (exec), a rank counts its steps and
 collectives from zero again. All ranks of one start make a *life* of the job; numbers of later lives
 go on after those of earlier ones, so that nothing of one is taken for the same of another.
+
+Trainings without a process group that one script starts at once all call themselves rank 0. They
+have nothing to do with each other: one of them stands for the run, the others are left out.
 """
 
 from collections.abc import Sequence
 
-__all__ = ["lives", "numbered_on"]
+__all__ = ["lives", "numbered_on", "strangers"]
 
 
 def lives(processes: Sequence[tuple[int, int, int]]) -> list[int]:
@@ -28,6 +31,31 @@ def lives(processes: Sequence[tuple[int, int, int]]) -> list[int]:
             life, present = life + 1, {}
         present[rank] = max(last, present.get(rank, last))
         found[number] = life
+    return found
+
+
+def strangers(
+    processes: Sequence[tuple[int, int, int]], joined: Sequence[bool]
+) -> dict[int, list[int]]:
+    """Map processes that stand for their rank to those that named themselves it meanwhile.
+
+    ``joined`` says which are in a process group: they are the job's, else who was there longest is
+    shown. Several that joined cannot be told apart and stay.
+
+    >>> strangers([(0, 0, 9), (0, 5, 12), (0, 6, 30), (0, 31, 40)], [False] * 4)
+    {2: [0, 1]}
+    >>> strangers([(0, 0, 9), (0, 5, 99)], [True, False])
+    {0: [1]}
+    """
+    together: dict[tuple[int, int], list[int]] = {}
+    for number, life in enumerate(lives(processes)):
+        together.setdefault((processes[number][0], life), []).append(number)
+    found = {}
+    for mine in together.values():
+        chosen = max(mine, key=lambda n: (joined[n], processes[n][2] - processes[n][1]))
+        others = [n for n in mine if n != chosen and not joined[n]]
+        if others:
+            found[chosen] = others
     return found
 
 

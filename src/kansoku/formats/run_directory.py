@@ -8,6 +8,7 @@ sentence in ``missing``, never an exception and never an invented row.
 import json
 import mmap
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from kansoku.formats import _ring_facts as facts_of
 from kansoku.formats._ring_attributes import attributes
 from kansoku.formats._ring_columns import Strings, nullable, same
 from kansoku.formats._ring_file import open_ring, plausible
-from kansoku.formats._ring_lives import lives, numbered_on
+from kansoku.formats._ring_lives import lives, numbered_on, strangers
 from kansoku.formats._ring_newest import newest_stretches, since_all_lanes
 from kansoku.model import ring
 from kansoku.model.run import RankFacts, RunFacts
@@ -59,6 +60,7 @@ RESOURCES_SCHEMA = {
     "queued_ns": pl.Int64(),
 }
 
+_MOST_NAMED = 4
 _CHUNK = 2048
 """Records taken into columns at a time: 256 KiB stay in the cache while 23 fields are copied."""
 
@@ -161,6 +163,7 @@ class RunData:
 class _Process:
     """The files of one process, merged."""
 
+    file: Path
     node: str
     header: ring.Header
     strings: list[str]
@@ -217,6 +220,7 @@ def read_run(path: Path | str, *, follow_rings: bool = True, newest: int | None 
         or _first(p.facts.get("run") for p in ordered)
         or path.name
     )
+    ordered = _without_strangers(ordered, missing)
     _number_on(ordered, missing)
     frames, resources, incarnations = [], [], dict[int, int]()
     for process in ordered:
@@ -238,6 +242,25 @@ def read_run(path: Path | str, *, follow_rings: bool = True, newest: int | None 
         peak=run_json.get("peak") if isinstance(run_json.get("peak"), dict) else {},  # type: ignore[arg-type]
         missing=_unique(missing),
     )
+
+
+def _without_strangers(processes: Sequence[_Process], missing: list[str]) -> list[_Process]:
+    """Leave out unrelated processes that named themselves a rank while another was it."""
+    spans = [(process.rank, *process.times()) for process in processes]
+    joined = [bool(process.facts.get("groups")) for process in processes]
+    left_out = set[int]()
+    for chosen, others in strangers(spans, joined).items():
+        left_out.update(others)
+        one = processes[chosen]
+        missing.append(
+            f"{len(others) + 1} unrelated processes named themselves rank {one.rank} at the same "
+            f"time: shown is pid {one.header.pid}, "
+            f"{'which is in a process group' if joined[chosen] else 'which ran longest'}; "
+            "of another one: kansoku report "
+            + ", ".join(shlex.quote(str(processes[n].file)) for n in others[:_MOST_NAMED])
+            + (" …" if len(others) > _MOST_NAMED else "")
+        )
+    return [process for n, process in enumerate(processes) if n not in left_out]
 
 
 def _number_on(processes: Sequence[_Process], missing: list[str]) -> None:
@@ -322,6 +345,7 @@ def _add_file(
     known = processes.get(key)
     if known is None:
         processes[key] = _Process(
+            file=file,
             node=node,
             header=header,
             strings=strings,

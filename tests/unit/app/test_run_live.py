@@ -1,5 +1,6 @@
 """The line beside a running job, by hand."""
 
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -50,6 +51,11 @@ def test_the_rate_is_that_of_the_wall_clock():
     assert line is not None
     # 3 steps from 110 to 410 ms, 100 tokens each; the first one holds what is done once.
     assert line.split(" · ")[1:3] == ["100.0 ms", "1,000 tokens/s on this node"]
+
+
+def test_trainings_that_share_a_rank_are_not_taken_for_one():
+    ranks = [dataclasses.replace(RANK, step=step) for step in (7, 30, 9)]
+    assert describe(ranks, {"flops": 100e9}) == "3 trainings at once · steps 7, 30, 9"
 
 
 def test_nothing_is_said_before_a_step_ended():

@@ -227,12 +227,14 @@ def test_facts_and_run_json_of_any_size_are_read(one, tmp_path):
     assert (facts.start_ns, facts.end_ns) == (ANCHOR[1], None)
 
 
-def started(folder, pid, rank, at, steps):
+def started(folder, pid, rank, at, steps, *, grouped=True):
     """Write the ring of a process begun ``at`` ns after boot: so many steps of 10 ns."""
     part = Ring(folder / f"n1-{pid}-{at}.ring", rank=rank, pid=pid)
     anchor = (at, ANCHOR[1] + at)
     struct.pack_into("<4q", part.buffer, 112, *anchor, *anchor)
     struct.pack_into("<q", part.buffer, 168, at)
+    if not grouped:
+        part.writer.set_facts({"node": "n1", "run": "r", "groups": []})
     group = part.writer.intern("0")
     for step in range(steps):
         begin = at + 10 * step
@@ -274,6 +276,37 @@ def test_two_processes_of_one_rank_at_a_time_are_said(tmp_path):
     started(tmp_path, 6, 0, 110, 4)
     data = read_run(tmp_path)
     assert any("2 processes call themselves rank 0 at the same time" in t for t in data.missing)
+
+
+def test_unrelated_trainings_at_once_are_not_mixed(tmp_path):
+    """A script starts three without a process group; after them one more begins at 1,000 ns."""
+    for pid, at, steps in ((5, 100, 4), (6, 105, 9), (7, 110, 5), (8, 1_000, 3)):
+        started(tmp_path, pid, 0, at, steps, grouped=False)
+    data = read_run(tmp_path)
+    steps = data.spans.filter(pl.col("kind") == "step")
+    assert steps["start_ns"].to_list() == [
+        ANCHOR[1] + at for at in [*range(105, 195, 10), 1_000, 1_010, 1_020]
+    ]
+    assert [(p.rank, p.pid) for p in data.processes] == [(0, 6), (0, 8)]
+    said = [text for text in data.missing if "rank 0" in text]
+    assert said == [
+        (
+            "3 unrelated processes named themselves rank 0 at the same time: shown is pid 6, which "
+            f"ran longest; of another one: kansoku report {tmp_path}/n1-5-100.ring, "
+            f"{tmp_path}/n1-7-110.ring"
+        ),
+        "rank 0 was started 2 times in this run; its steps and collectives are numbered on",
+    ]
+    assert len(read_run(tmp_path / "n1-7-110.ring").spans) == 10  # 5 steps and their collectives
+
+
+def test_a_stray_training_beside_the_job_does_not_stand_for_its_rank(tmp_path):
+    started(tmp_path, 5, 0, 100, 4)
+    started(tmp_path, 6, 1, 101, 4)
+    started(tmp_path, 7, 0, 90, 50, grouped=False)
+    data = read_run(tmp_path)
+    assert [(p.rank, p.pid) for p in data.processes] == [(0, 5), (1, 6)]
+    assert any("shown is pid 5, which is in a process group" in text for text in data.missing)
 
 
 def test_nothing_there_is_an_error_with_a_remedy(tmp_path):
