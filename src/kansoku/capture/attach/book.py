@@ -330,6 +330,7 @@ class Book:
         if call.returned:
             stack, seen_ns = thread.ended
             if stack == call.stack - _RETURN_BYTES and call.time_ns - seen_ns < _SAME_CALL_NS:
+                thread.ended = (0, 0)
                 return  # seen by its entry already
         else:
             thread.ended = (call.stack, call.time_ns)

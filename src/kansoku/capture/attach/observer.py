@@ -454,10 +454,10 @@ class Observer:
             for function in functions:
                 yield number, function
 
-    def _watch_return(self, watched: Watched, number: int, address: int) -> bool:
-        """Probe the instruction that a call returns to; say whether that is new and done."""
+    def _watch_return(self, watched: Watched, number: int, address: int) -> None:
+        """Probe the instruction that a call returns to, where it is new and a file holds it."""
         if address in watched.sites or len(watched.sites) >= _MAX_RETURN_SITES:
-            return False
+            return
         watched.sites[address] = 1 << 62
         try:
             for mapping in watched.process.mappings():
@@ -470,13 +470,8 @@ class Observer:
                         self._bpf.attach(program, path, [offset], [cookie], watched.pid)
                     )
                     watched.sites[address] = self._clock()
-                    return True
         except OSError:
-            pass
-        else:
-            return False  # code that no file holds
-        watched.miss(f"the end of {PROBES[number].role} calls could not be probed")
-        return False
+            watched.miss(f"the end of {PROBES[number].role} calls could not be probed")
 
     # -- calls --------------------------------------------------------------------------------
 
@@ -504,14 +499,14 @@ class Observer:
             return  # one collective made of others
         if probe.role == "mark_end" and not returned and not watched.ends_mark(event.caller):
             return
-        if (
-            probe.returns
-            and not returned
-            and self._watch_return(watched, number, event.caller)
-            and probe.role == "mark_end"
-        ):
-            watched.links.remove(watched.mark_ends)
-            self._bpf.detach(watched.mark_ends)
+        if probe.returns and not returned:
+            self._watch_return(watched, number, event.caller)
+            since = watched.sites.get(event.caller, event.time_ns)
+            # Until one began after the place it returns to was watched, some are seen here alone.
+            if probe.role == "mark_end" and watched.mark_ends >= 0 and since < event.time_ns:
+                watched.links.remove(watched.mark_ends)
+                self._bpf.detach(watched.mark_ends)
+                watched.mark_ends = -1  # its number is given to the next link
         call: dict[str, Any] = {
             "probe": probe,
             "time_ns": event.time_ns,

@@ -156,7 +156,8 @@ def test_an_end_seen_twice_ends_one_mark(story):
     story.mark("something")
     story.call("mark_end", stack=4000)  # by its entry
     story.call("mark_end", 0, stack=4008, returned=True)  # and where it returns to
-    story.call("mark_end", 20, stack=4008, returned=True)
+    story.call("mark_end", 20, stack=4008, returned=True)  # 50: another one, soon after
+    story.mark("something else", 100)
     assert times(story.spans("optimizer")) == [(10, 40)]
 
 

@@ -5,7 +5,10 @@ import os
 
 import pytest
 
+from kansoku.capture.attach import observer
+from kansoku.capture.attach.bpf import Event
 from kansoku.capture.attach.observer import Watched
+from kansoku.capture.attach.probes import PROBES
 from kansoku.capture.attach.process import Process
 from kansoku.model import ring
 
@@ -73,3 +76,60 @@ def test_a_process_that_ends_while_it_is_taken_up_leaves_nothing(tmp_path, monke
         Watched(1, Process(os.getpid()), str(tmp_path), "run", "node", 1 << 20)
     assert list(tmp_path.iterdir()) == []
     assert os.listdir("/proc/self/fd") == before
+
+
+class Kernel:
+    """Sets no probe; a link gets the lowest free number, as descriptors do."""
+
+    dropped = 0
+
+    def __init__(self):
+        self.links = set()
+
+    def program(self, *_):
+        return 0
+
+    def attach(self, *_):
+        link = next(n for n in range(100) if n not in self.links)
+        self.links.add(link)
+        return link
+
+    def detach(self, *links):
+        self.links -= set(links)
+
+    def poll(self):
+        return []
+
+    def close(self):
+        pass
+
+
+def test_ends_of_marks_are_seen_at_their_entry_until_they_are_where_they_return_to(
+    tmp_path, monkeypatch
+):
+    """Two places they return to, one after the other; the entry's link is given up once."""
+    monkeypatch.setattr(observer, "Bpf", Kernel)
+    made = observer.Observer(ring_dir=str(tmp_path), run="run", node="node", clock=lambda: 1000)
+    watched = made.add(os.getpid())
+    kernel = made._bpf
+    code = next(m for m in watched.process.mappings() if "libc.so" in m.path and m.offset)
+    watched.marks = [code.start]
+    watched.mark_ends = entry = kernel.attach()
+    watched.links.append(entry)
+    number = next(n for n, probe in enumerate(PROBES) if probe.role == "mark_end")
+    others = kernel.links - {entry}
+
+    def end(time_ns, place):
+        cookie = watched.number << 16 | number
+        caller = code.start + place
+        made._take(Event(time_ns, watched.pid, watched.pid, cookie, (0,) * 6, 5000, caller, b""))
+        return kernel.links - others
+
+    try:
+        assert len(end(10, 16)) == 2  # the entry, and the place that it returns to
+        assert len(end(20, 32)) == 3  # noted before that: it may be from elsewhere
+        assert entry not in end(2000, 16)
+        assert entry in end(3000, 48)  # of a third place; the kernel gives its number again
+        assert entry in end(4000, 48)
+    finally:
+        made.close()
