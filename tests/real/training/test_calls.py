@@ -1,11 +1,13 @@
 """Once training has settled, wrappers in C take over: nothing of the job or its record may change."""
 
 import json
+import platform
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import polars as pl
 import pytest
 from tests.labs.training import bare_environment, observed_environment
 
@@ -165,7 +167,9 @@ sys.exit(code)
 
 @pytest.mark.parametrize("joins", [True, False])
 def test_a_forked_child_has_a_ring_of_its_own_or_none(tmp_path, joins):
-    environment = observed_environment(tmp_path, KANSOKU_RUN_ID="forks")
+    environment = observed_environment(
+        tmp_path, KANSOKU_RUN_ID="forks", KANSOKU_OUT=tmp_path, KANSOKU_LAUNCH_NODE=platform.node()
+    )
     done = subprocess.run(
         [sys.executable, "-c", _FORKS, str(tmp_path / "rendezvous") if joins else ""],
         env=environment,
@@ -175,12 +179,21 @@ def test_a_forked_child_has_a_ring_of_its_own_or_none(tmp_path, joins):
         check=False,
     )
     assert done.returncode == (3 if joins else 4), done.stderr
-    data = read_run(tmp_path / "rings" / "forks")
-    steps = data.spans.filter(data.spans["kind"] == "step")
-    complete = steps.filter(steps["attributes"].fill_null("").str.contains("incomplete").not_())
-    by_life = sorted(complete.group_by("rank", "run").len()["len"].to_list())
-    assert sum(by_life) == (18 + 2 + 25 if joins else 18 + 2)
-    assert len(data.processes) == (2 if joins else 1)
-    assert [p.state for p in data.processes] == ["closed"] * len(data.processes)
-    forwards = data.spans.filter(data.spans["kind"] == "forward")
-    assert len(forwards) == sum(by_life)
+    # Each by itself: they are no ranks of one job.
+    rings = [read_run(file) for file in (tmp_path / "rings" / "forks").glob("*.ring")]
+    assert [p.state for data in rings for p in data.processes] == ["closed"] * len(rings)
+    counts = []
+    for spans in (data.spans for data in rings):
+        steps = spans.filter(pl.col("kind") == "step")
+        incomplete = steps["attributes"].fill_null("").str.contains("incomplete")
+        counts.append(
+            (len(steps.filter(~incomplete)), len(spans.filter(pl.col("kind") == "forward")))
+        )
+    parent, child = (18 + 2, 18 + 2), (25, 25)
+    assert sorted(counts) == ([parent, child] if joins else [parent])
+    said = [file.read_text() for file in tmp_path.glob("unobserved-*.txt")]
+    assert len(said) == (0 if joins else 1)
+    assert all(
+        "was not observed: a child of another process that trains in no process group" in text
+        for text in said
+    )

@@ -44,18 +44,14 @@ def _ring_folder() -> str:
     return os.path.join(base, os.environ.get("KANSOKU_RUN_ID") or f"pid{os.getpid()}")
 
 
-def _say_unobserved(error: Exception) -> None:
+def _say_unobserved(why: str) -> None:
     """Leave a line for the report: this process trains and has no ring."""
     out = os.environ.get("KANSOKU_OUT")
     if not out:
         return
     rank = _integer("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
     who = f"rank {rank}" if rank >= 0 else "a process"
-    reason = getattr(error, "strerror", None) or str(error)
-    line = (
-        f"{who} (pid {os.getpid()} on {platform.node()}) was not observed: "
-        f"no ring in {_ring_folder()}: {reason}"
-    )
+    line = f"{who} (pid {os.getpid()} on {platform.node()}) was not observed: {why}"
     try:
         with open(
             os.path.join(out, f"unobserved-{platform.node()}-{os.getpid()}.txt"), "w"
@@ -155,7 +151,8 @@ class Recorder:
             self.writer = None
             self._detach()
             warn("no ring: the job runs without a recorder")
-            _say_unobserved(error)
+            reason = getattr(error, "strerror", None) or str(error)
+            _say_unobserved(f"no ring in {_ring_folder()}: {reason}")
         return self.writer is not None
 
     def _make_ring(self) -> None:
@@ -353,6 +350,9 @@ class Recorder:
         """Stand for ``update_begins`` until there is a ring."""
         if self.start():
             self.update_begins(optimizer)
+        elif self.on and not self._failed:
+            self.update_begins = _nothing  # until it joins a group
+            _say_unobserved("a child of another process that trains in no process group")
 
     def add_closed(
         self, kind: int, name: str, start_ns: int, end_ns: int, attributes: str = ""
