@@ -7,7 +7,8 @@ Pure bookkeeping of one process: calls in, records out; it reads no clock, file 
 - backward is ``Engine::execute``, from its entry to the instruction it returns to;
 - a collective is the process group's method until the completion of the work it made;
 - waits are ``Work::wait`` and DDP's ``finalize_backward``, until what they wait for is complete;
-- a step ends at the end of the last of the updates that follow each other without a backward.
+- a step ends at the end of the last of the updates that follow each other without a backward; what
+  comes after the last one begins a step only if it is a phase, not by a collective or a wait.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kansoku.capture.attach.align import Alignment
 from kansoku.capture.attach.probes import Probe
 from kansoku.model import ring
 
@@ -108,17 +110,14 @@ class Book:
         self,
         writer: ring.RingWriter | None,
         *,
-        late: bool,
         peak_rss: Callable[[], int] = lambda: -1,
     ):
         if writer is not None:
             self.writer: ring.RingWriter = writer
             """To be there at the first call; nothing is written before."""
-        self.late = late
-        """The process was at work before the first call was seen: its first step is not whole."""
+        self.place = Alignment().place(0)
+        """Knows the next step's number; not yet, where it was at work before the first call."""
         self._peak_rss = peak_rss
-        self._gate: Callable[[str, int, int], bool] | None = None
-        """Given group, sequence and time of a collective: may steps be counted from here on?"""
         self._threads: dict[int, _Thread] = {}
         self._works: dict[int, _Operation] = {}
         self._waits: list[tuple[_Open, set[int]]] = []
@@ -182,13 +181,10 @@ class Book:
         """Return the current step; -1 before the first."""
         return self._step
 
-    def aligned_by(self, gate: Callable[[str, int, int], bool]) -> None:
-        """Count the steps of a rank at work only once ``gate`` lets one of its collectives pass."""
-        self._gate = gate
-
-    def begins(self) -> None:
-        """Note that the training starts only now: its first step is whole."""
-        self.late = False
+    @property
+    def late(self) -> bool:
+        """Say whether it trained before its first call was seen, and its steps do not count yet."""
+        return self.place.ahead is None
 
     def born(self, group: str) -> None:
         """Note that a group was made while we watched: its point-to-point counts are whole."""
@@ -241,13 +237,8 @@ class Book:
                 break
         if not self._stack:
             self._boundary = now
-        if phase.kind == _OPTIMIZER and not self._stack:
-            if self.late:
-                if self._gate is None or not self._counts.get(_COLLECTIVE):  # whole steps begin
-                    self.late = False
-                    self._next_start = now
-            elif self._step_span:
-                self._over_ns = now
+        if phase.kind == _OPTIMIZER and not self._stack and (self._step_span or self.late):
+            self._over_ns = now
 
     def _settle(self, kind: int, now: int) -> None:
         """Decide what was left open until the next phase told."""
@@ -261,7 +252,18 @@ class Book:
                 self.writer.set_kind(phase.span, _EVALUATION, 0)
             self._close(phase, end)
         if self._over_ns and kind != _OPTIMIZER:
-            self._close_step(self._over_ns, 0)
+            self._step_over()
+        if kind == _BACKWARD:
+            self.place.trains()
+
+    def _step_over(self) -> None:
+        """End the step with its last update; a rank at work may count from here on."""
+        now, self._over_ns = self._over_ns, 0
+        number = self.place.updates(now)
+        if self._step_span:
+            self._close_step(now, 0)
+        elif number is not None:
+            self._step, self._next_start = number - 1, now
 
     def _close(self, phase: _Open, now: int) -> None:
         self.writer.close(phase.span, phase.start_ns, max(now, phase.start_ns), -1)
@@ -276,9 +278,7 @@ class Book:
         self.writer.remember(self._step_span, template, self._step, 0)
 
     def _close_step(self, now: int, flags: int) -> None:
-        span, self._over_ns = self._step_span, 0
-        if not span:
-            return
+        span = self._step_span
         self._next_start = max(now, self._step_start)  # where the next one starts, if one comes
         if flags:
             self.writer.set_kind(span, _STEP, flags)
@@ -405,6 +405,7 @@ class Book:
     def _collective(self, call: Call, thread: _Thread) -> None:
         if call.thread == self._main:
             self._settle(_COLLECTIVE, call.time_ns)
+        self.place.collects()
         thread.operation = _Operation(call, call.probe.name, call.time_ns)
 
     def _nccl(self, call: Call, thread: _Thread) -> None:
@@ -413,13 +414,9 @@ class Book:
 
     def _open_operation(self, operation: _Operation, sequence: int = -1) -> None:
         call, writer = operation.call, self.writer
-        if (
-            self.late
-            and self._gate is not None
-            and call.peer < 0
-            and self._gate(call.group, sequence, call.time_ns)
-        ):
-            self._gate = None
+        # Only the main thread's stand in the same step on every rank.
+        if operation.name not in ("send", "recv") and call.thread == self._main:
+            self.place.collects(call.group, sequence)
         if call.peer >= 0:
             sequence = -1
             if call.group in self._born:
@@ -441,9 +438,13 @@ class Book:
         parent = 0
         if call.thread == self._main:
             parent = self._stack[-1].span if self._stack else self._step_span
-        step = self._step if self._step_span or self.late else self._step + 1
+        step = self._step_here()
         operation.span = writer.open(template, operation.start_ns, step, parent)
         writer.remember(operation.span, template, step, parent)
+
+    def _step_here(self) -> int:
+        """Return the current step; between two the next one, which nothing may have begun yet."""
+        return self._step if self._step_span or self.late else self._step + 1
 
     def _close_operation(self, operation: _Operation, now: int, flags: int) -> None:
         if operation.closed:
@@ -496,17 +497,11 @@ class Book:
             self._begin_wait("DDP finalize backward", works, call)
 
     def _begin_wait(self, name: str, works: set[int], call: Call) -> None:
-        if not self._step_span and not self.late:
-            self._open_step(self._next_start or call.time_ns)
-        phase = self._begin_plain(_WAIT, name, call)
-        self._waits.append((phase, works))
-
-    def _begin_plain(self, kind: int, name: str, call: Call) -> _Open:
         parent = self._stack[-1].span if self._stack else self._step_span
-        template = self._template(kind, name, call.thread)
-        span = self.writer.open(template, call.time_ns, self._step, parent)
-        self.writer.remember(span, template, self._step, parent)
-        return _Open(span, kind, call.time_ns, template, call.stack)
+        template, step = self._template(_WAIT, name, call.thread), self._step_here()
+        span = self.writer.open(template, call.time_ns, step, parent)
+        self.writer.remember(span, template, step, parent)
+        self._waits.append((_Open(span, _WAIT, call.time_ns, template, call.stack), works))
 
     def _end_waits(self, now: int, *, work: int = 0, finalizing: bool = False) -> None:
         kept = []
@@ -558,14 +553,14 @@ class Book:
         for thread in self._threads.values():
             self._goes_on(thread)
         if self._over_ns and now - self._over_ns > 1_000_000_000:
-            self._close_step(self._over_ns, 0)
+            self._step_over()
 
     def stop(self) -> None:
         """Write down what is certain; what is open stays open: the process was killed."""
         for thread in self._threads.values():
             self._goes_on(thread)
         if self._over_ns and not self._stack:
-            self._close_step(self._over_ns, 0)
+            self._step_over()
         self.writer.set_head()
 
     def finish(self, now: int) -> None:
@@ -576,7 +571,7 @@ class Book:
         if self._undecided is not None:
             self._settle(_DATA, now)
         if self._over_ns and not self._stack:
-            self._close_step(self._over_ns, 0)
+            self._step_over()
         while self._stack:
             self._end(self._stack[-1], now, ring.FLAG_INCOMPLETE)
         if self._step_span:

@@ -105,7 +105,7 @@ class Watched:
             "missing": list(BLIND_SPOTS),
             "extra": gpu_facts(process.environment()),
         }
-        self.book = Book(None, late=False, peak_rss=process.peak_rss_bytes)
+        self.book = Book(None, peak_rss=process.peak_rss_bytes)
         self.memory = Memory(process.pid)  # last: what fails before leaves nothing open
 
     def begin_record(self) -> None:
@@ -179,8 +179,8 @@ class Watched:
             self.writer.set_anchor(*_anchor())
 
     def makes_group(self, address: int, rank: int, size: int) -> None:
-        """Note that a group is made: its training begins here, its counts are whole."""
-        self.book.begins()
+        """Note that a group is made: its counts are whole. With the first, training begins."""
+        self.book.place.begins()
         rank, size = rank & 0xFFFFFFFF, size & 0xFFFFFFFF
         self.newborn[address] = (rank, size)
         if not self.groups and rank < size:  # the first one is the default group
@@ -221,6 +221,12 @@ class Watched:
             )
             self.tell()
         return found
+
+    def shares(self, group: GroupFacts, *, pairs: bool) -> None:
+        """Note an operation of a group: of a pair of ranks both make each one between them."""
+        self.book.place.shared |= group.size != 1
+        if group.size is None or (pairs and group.size > 2):
+            self.book.place.mixes(group.name)
 
     def finish(self, *, ended: bool) -> None:
         """Close the record: the process has ended, or we leave it."""
@@ -285,9 +291,9 @@ class Observer:
             self._node,
             self._ring_bytes,
         )
+        place = watched.book.place = self.alignment.place(watched.number, watched.miss)
+        place.shared = watched.rank >= 0 and watched.world_size > 1
         self.watched[pid] = self._by_number[watched.number] = watched
-        alignment, number = self.alignment, watched.number
-        watched.book.aligned_by(lambda *seen: alignment.passes(number, *seen))
         self._look(watched, first=True)
         return watched
 
@@ -325,7 +331,7 @@ class Observer:
             for event in self._bpf.poll():  # its last words
                 self._take(event)
             self._leave(watched, ended=True)
-            self.alignment.expected.discard(watched.number)
+            self.alignment.forget(watched.number)
             return
         watched.refresh(now)
         if watched.is_due(now):
@@ -385,9 +391,8 @@ class Observer:
             if library == "torch_cpu":
                 watched.facts["torch"] = watched.process.torch_version(path)
                 watched.facts["device"] = watched.facts.get("device") or "cpu"
-                watched.book.late = first  # it may have trained for hours
-                if first and watched.rank >= 0 and watched.world_size > 1:
-                    self.alignment.expected.add(watched.number)
+                if first:
+                    watched.book.place.at_work()  # it may have trained for hours
                 watched.tell()
 
     def _find(self, path: str) -> _Found | None:
@@ -519,9 +524,9 @@ class Observer:
         }
         if probe.role == "collective":
             group = watched.group(this)
-            if group is not None and group.name == "0" and self.alignment.size is None:
-                self.alignment.size = group.size
             call |= decode.collective(probe, event, group)
+            if group is not None:
+                watched.shares(group, pairs=probe.name in ("send", "recv"))
         elif probe.role == "nccl":
             call |= decode.nccl(probe, event, watched.world_size)
         elif probe.role == "work":

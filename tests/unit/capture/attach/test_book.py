@@ -26,7 +26,9 @@ class Story:
             stream.truncate(1 << 20)
             self.buffer = mmap.mmap(stream.fileno(), 1 << 20)
         ring.format_ring(self.buffer, pid=1, process_start=1, anchor=(0, 1), lane_shares=(1,))
-        self.book = Book(ring.RingWriter(self.buffer), late=late, peak_rss=lambda: 7 << 20)
+        self.book = Book(ring.RingWriter(self.buffer), peak_rss=lambda: 7 << 20)
+        if late:
+            self.book.place.at_work()
         self.now = 0
 
     def call(self, role, after=10, *, thread=MAIN, stack=5000, this=1, name="", **more):
@@ -191,22 +193,41 @@ def test_what_is_open_when_a_process_is_killed_stays_open(story):
     ]  # fmt: skip
 
 
-def test_a_rank_at_work_counts_whole_steps_from_where_all_are(tmp_path):
+def reduce(story, number):
+    story.call("collective", name="all_reduce", group="0", bytes=4)
+    story.call("work", this=1, number=number)
+    story.call("wait", this=1)
+    story.call("work_done", this=1)
+
+
+def test_a_rank_at_work_counts_from_its_second_update(tmp_path):
+    """The first one said only where whole steps begin."""
     story = Story(tmp_path, late=True)
-    allowed = []
-
-    def gate(group, sequence, time_ns):
-        return bool(allowed) and sequence >= allowed[0]
-
-    story.book.aligned_by(gate)
-    for number in range(1, 7):
-        if number == 3:
-            allowed.append(3)
+    for number in range(1, 5):
         story.backward()
-        story.call("collective", name="all_reduce", group="0", bytes=4)
-        story.call("work", this=1, number=number)
-        story.call("work_done", this=1)
+        reduce(story, number)
         story.update()
-    spans = story.spans("collective")
-    # Sequence is number - 1: the fourth may begin, so the update after it ends the first unknown.
-    assert spans["step"].to_list() == [None, None, None, None, 0, 1]
+    spans = story.spans()
+    steps = {kind: spans.filter(pl.col("kind") == kind)["step"].to_list() for kind in KINDS}
+    assert steps == {
+        "collective": [None, None, 0, 1],
+        "backward": [None, None, 0, 1],
+        "optimizer": [None, None, 0, 1],
+        "step": [0, 1],
+    }
+
+
+KINDS = ("collective", "backward", "optimizer", "step")
+
+
+def test_ranks_that_agree_after_the_last_update_begin_no_step(story):
+    """A loss or a flag is reduced after each update: of three steps, no fourth is begun."""
+    for number in range(1, 4):
+        story.backward()
+        story.update()
+        reduce(story, number)
+    spans = story.spans()
+    assert spans.filter(pl.col("kind") == "step")["step"].to_list() == [0, 1, 2]
+    # They stand in the step that follows, of which the last was not begun.
+    assert spans.filter(pl.col("kind") == "collective")["step"].to_list() == [1, 2, 3]
+    assert spans.filter(pl.col("kind") == "collective_wait")["step"].to_list() == [1, 2, 3]
