@@ -4,10 +4,11 @@ Program of ``bench_capture``: ``capture_job.py FOLDER RANKS ROUNDS PROFILED LAYE
 of steps bare and recorded, and under torch.profiler in ``PROFILED`` of the rounds, follow each
 other in turn; every rank writes the median step time and the CPU time a step of every block. The
 recorder's switch takes every wrapper and native kernel out, and the drain, which reads the pipe
-``DRAIN``, rests in a bare block: it is the job without kansoku. A switch changes a class under every module and the
-interpreter specialises again: every block, bare or recorded, begins with a switch to and fro, and
-the two steps after it, which cost 0.1 ms more where recorded, are left out. Blocks are short: where
-ranks share cores, step times differ by 5 % from block to block, more than from step to step in one.
+``DRAIN``, rests in a bare block: it is the job without kansoku. A switch changes a class under
+every module and the interpreter specialises again: every block, bare or recorded, begins with a
+switch to and fro, and the two steps after it, which cost 0.1 ms more where recorded, are left out.
+Blocks are short: where ranks share cores, step times differ by 5 % from block to block, more than
+from step to step in one.
 """
 
 import gc

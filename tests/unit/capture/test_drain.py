@@ -3,6 +3,8 @@
 import errno
 import mmap
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -235,3 +237,15 @@ def test_foreign_files_are_left_alone(tmp_path, writer, drain):
     drain.poll()
     assert len(closed(tmp_path)) == 2
     assert (tmp_path / "rings" / "b.ring").exists()
+
+
+@pytest.mark.parametrize("left", [None, "refused.ring"])
+def test_the_folder_of_a_launcher_that_was_killed_goes_with_the_drain(tmp_path, left):
+    rings = tmp_path / "rings"
+    rings.mkdir()
+    if left:
+        (rings / left).write_bytes(b"of somebody else")
+    nobody = "999999999"  # beyond any process number
+    words = [sys.executable, "-m", module.__name__, str(rings), str(tmp_path), "--parent", nobody]
+    subprocess.run(words, check=True, timeout=60)
+    assert rings.exists() == bool(left)

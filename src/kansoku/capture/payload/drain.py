@@ -343,6 +343,14 @@ def give_way() -> None:
         pass  # forbidden: a look takes a millisecond
 
 
+def _remove(folder: str) -> None:
+    """Clean up for a launcher that was killed."""
+    try:
+        os.rmdir(folder)
+    except OSError:
+        pass  # not empty, or gone
+
+
 def main(arguments: list[str]) -> int:
     """Drain until the parent is gone (or every writer, where none is named)."""
     give_way()
@@ -358,6 +366,7 @@ def main(arguments: list[str]) -> int:
             quiet_since, had_some = now, True
         if parent:
             if os.getppid() != parent and not drain.copies and not drain.held:
+                _remove(ring_dir)
                 return 0
         elif now - quiet_since > _IDLE_S and (had_some or now - quiet_since > 60):
             return 0
