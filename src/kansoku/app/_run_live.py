@@ -22,6 +22,7 @@ _WINDOW_NS = 10_000_000_000
 _BLOCK = 1024
 _MOST_TRAININGS = 8
 _COUNT = np.uint64((1 << ring.LANE_SHIFT) - 1)
+_STEP, _WAIT = ring.KIND_CODES["step"], ring.KIND_CODES["collective_wait"]
 _STEPS = {"rank": pl.Int32, "step": pl.Int32, "start_ns": pl.Int64, "duration_ns": pl.Int64}
 
 
@@ -122,24 +123,33 @@ def _rank_now(file: Path, now_ns: int) -> RankNow | None:
         return None
 
 
-def _since(buffer: mmap.mmap, lane: ring.Lane, since_ns: int) -> np.ndarray[Any, Any]:
-    """Return the whole records that started after a time, from the newest back.
+def _since(
+    buffer: mmap.mmap, lane: ring.Lane, since_ns: int
+) -> tuple[np.ndarray[Any, Any], int | None]:
+    """Return the steps and waits that started after a time, and when the first of all records did.
 
-    The window is a small part of a lane, and the caches are the job's.
+    They are looked for from the newest back, and only they are copied whole: the window is a small
+    part of a lane, and the caches are the job's.
     """
-    records = np.frombuffer(buffer, RECORD, lane.capacity, lane.offset)
+    raw = np.frombuffer(buffer, f"V{ring.RECORD_BYTES}", lane.capacity, lane.offset)
+    records = raw.view(RECORD)
     newest = _newest(records, lane.head)
-    found = [records[:0].copy()]
+    found, first = [raw[:0]], None
     for block in range(-(-lane.capacity // _BLOCK)):
         length = min(_BLOCK, lane.capacity - block * _BLOCK)
-        places = np.arange(newest - block * _BLOCK - length, newest - block * _BLOCK)
-        taken = records.take(places, mode="wrap")
-        fresh = taken[(taken["start_ns"] > since_ns) & (taken["id"] == taken["id_again"])]
-        found.append(fresh)
-        if len(fresh) < length // 2:
+        last = newest - block * _BLOCK
+        places = np.arange(last - length, last) % lane.capacity
+        starts = records["start_ns"][places]  # take would copy the whole column first
+        fresh = starts > since_ns
+        if fresh.any():
+            first = int(starts[fresh].min())
+        kinds = records["kind"][places]
+        found.append(raw[places[fresh & ((kinds == _STEP) | (kinds == _WAIT))]])
+        if fresh.sum() < length // 2:
             break
-    del records  # the map closes when no array looks at it
-    return np.concatenate(found)
+    rows = np.concatenate(found).view(RECORD)
+    del raw, records, found  # the map closes when no array looks at it
+    return rows[(rows["start_ns"] > since_ns) & (rows["id"] == rows["id_again"])], first
 
 
 def _newest(records: np.ndarray[Any, Any], head: int) -> int:
@@ -148,7 +158,8 @@ def _newest(records: np.ndarray[Any, Any], head: int) -> int:
     while True:
         count = min(count, len(records))
         places = np.arange(head, head + count)
-        follows = records["id"].take(places, mode="wrap") & _COUNT == (places + 1).view(np.uint64)
+        ids = records["id"][places % len(records)]
+        follows = ids & _COUNT == (places + 1).view(np.uint64)
         if not follows.all():
             return head + int(follows.argmin())
         if count == len(records):
@@ -163,13 +174,12 @@ def _from_buffer(buffer: mmap.mmap, header: ring.Header, now_ns: int) -> RankNow
     steps: list[tuple[int, int, int]] = []
     first = now_ns
     for lane in header.lanes:
-        fresh = _since(buffer, lane, since)
+        fresh, begun = _since(buffer, lane, since)
+        first = first if begun is None else min(first, begun)
         closed = fresh[fresh["duration_ns"] >= 0]
-        if len(closed):
-            first = min(first, int(closed["start_ns"].min()))
-        waits = closed[closed["kind"] == ring.KIND_CODES["collective_wait"]]
+        waits = closed[closed["kind"] == _WAIT]
         waited += int(waits["duration_ns"].sum())
-        ended = closed[closed["kind"] == ring.KIND_CODES["step"]]
+        ended = closed[closed["kind"] == _STEP]
         ended = ended[(ended["flags"] & ring.FLAG_INCOMPLETE) == 0]
         steps += ended[["step", "start_ns", "duration_ns"]].tolist()
     tokens, flops = facts.get("tokens_per_step"), facts.get("model_flops_per_step")

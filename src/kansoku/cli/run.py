@@ -19,7 +19,7 @@ from kansoku.errors import InputError
 
 __all__ = ["command"]
 
-_LIVE_S, _QUIET_S = 1.0, 10.0
+_LIVE_S, _QUIET_S = 2.0, 10.0
 """How often to say how the job does, in a terminal and where stderr is none."""
 
 
