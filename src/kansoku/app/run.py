@@ -65,7 +65,7 @@ def run(
     out: Path | None = None,
     base_environment: Mapping[str, str] | None = None,
     say: Callable[[str], None] | None = None,
-    say_every_s: float = 1.0,
+    say_every_s: float = 2.0,
     ended: Callable[[], None] | None = None,
     measure_peak: bool = True,
 ) -> RunOutcome:
@@ -89,7 +89,8 @@ def run(
     )
     signals = _Signals()
     try:
-        child = signals.child = subprocess.Popen(command, env=child_environment)
+        # What the caller left open to hand over, such as a shell's <(…), is the job's.
+        child = signals.child = subprocess.Popen(command, env=child_environment, close_fds=False)
     except OSError as error:
         signals.restore()
         code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE

@@ -38,7 +38,7 @@ def _over(raw: io.FileIO, old: io.TextIOWrapper) -> io.TextIOWrapper:
         io.BufferedWriter(raw),
         encoding=old.encoding,
         errors="backslashreplace",
-        line_buffering=old.line_buffering,
+        line_buffering=old.line_buffering or old.write_through,  # PYTHONUNBUFFERED
     )
 
 

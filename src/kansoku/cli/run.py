@@ -55,7 +55,7 @@ def command(
     else:
         if report:
             _report(outcome, presses)
-        if not outcome.end_written:
+        if not (report and outcome.end_written):
             for sentence in outcome.missing:
                 _tell(f"kansoku: {sentence}")
         _tell(f"kansoku: run {outcome.run} is in {outcome.out}")

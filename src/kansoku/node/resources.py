@@ -115,7 +115,7 @@ def phase_segments(steps: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
         "rank", maintain_order=True
     ):
         inner = _main_thread(spans.filter(pl.col("rank") == rank))
-        starts = [span[0] for span in inner]
+        starts = np.array([span[0] for span in inner], dtype=np.int64)
         # The latest end so far: where it passes a step's start, a span may reach into the step.
         reach = np.maximum.accumulate([span[1] for span in inner] or [0])
         for step, start, duration in (

@@ -53,6 +53,16 @@ def script(tmp_path, text):
     return path
 
 
+def test_what_the_caller_hands_over_by_number_reaches_the_job(tmp_path):
+    """A shell's <(…), a jobserver, a log on descriptor 3."""
+    line = f'"{sys.executable}" -m kansoku run --no-report --out "{tmp_path}/out" -- cat <(echo ok)'
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout) == (0, "ok\n")
+    assert "no process of the job was observed" in done.stderr  # without a report to say it
+
+
 def test_a_script_without_distributed(tmp_path):
     path = script(tmp_path, PLAIN)
     done = kansoku_run(tmp_path, sys.executable, str(path))

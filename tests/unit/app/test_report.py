@@ -209,6 +209,12 @@ def test_steps_are_the_completed_ones_and_the_rest_is_said_apart(tmp_path):
     assert dict(answer.view().blocks[0].items)["steps"] == (
         "19 complete, 1 begun and not completed on every rank"
     )
+    nowhere = (pl.col("kind") == "step") & (pl.col("step") == 19)
+    spans = spans.with_columns(duration_ns=pl.when(nowhere).then(None).otherwise("duration_ns"))
+    ended = save(tmp_path / "ended", facts, spans)
+    assert dict(report(ended).view().blocks[0].items)["steps"] == (
+        "19 complete, and what came after the last update"
+    )
 
 
 def test_totals_that_lack_a_rank_say_so(tmp_path):

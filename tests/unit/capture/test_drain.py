@@ -3,8 +3,6 @@
 import errno
 import mmap
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -12,6 +10,8 @@ from kansoku.capture.payload import drain as module
 from kansoku.capture.payload.drain import Drain
 from kansoku.formats.run_directory import read_run
 from kansoku.model import ring
+
+GONE = 999_999_998
 
 
 class Writer:
@@ -239,13 +239,42 @@ def test_foreign_files_are_left_alone(tmp_path, writer, drain):
     assert (tmp_path / "rings" / "b.ring").exists()
 
 
+NOBODY = "999999999"
+"""Beyond any process number."""
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    """A drain in this process, which keeps its priority."""
+    monkeypatch.setattr(module, "give_way", int)
+    monkeypatch.setattr(module, "_IDLE_S", 0.0)
+
+
 @pytest.mark.parametrize("left", [None, "refused.ring"])
-def test_the_folder_of_a_launcher_that_was_killed_goes_with_the_drain(tmp_path, left):
+def test_the_folder_of_a_launcher_that_was_killed_goes_with_the_drain(
+    tmp_path, monkeypatch, hurried, left
+):
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
     rings = tmp_path / "rings"
     rings.mkdir()
     if left:
         (rings / left).write_bytes(b"of somebody else")
-    nobody = "999999999"  # beyond any process number
-    words = [sys.executable, "-m", module.__name__, str(rings), str(tmp_path), "--parent", nobody]
-    subprocess.run(words, check=True, timeout=60)
+    assert module.main([str(rings), str(tmp_path / "out"), "--parent", NOBODY]) == 0
     assert rings.exists() == bool(left)
+
+
+def test_a_launcher_killed_before_the_first_ring_leaves_the_drain_to_wait_for_it(
+    tmp_path, monkeypatch, hurried
+):
+    """The job may still import torch."""
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == 3:
+            Writer(tmp_path / "rings", GONE).spans(5)
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    assert module.main([str(tmp_path / "rings"), str(tmp_path / "out"), "--parent", NOBODY]) == 0
+    assert len(closed(tmp_path)) == 5
+    assert not (tmp_path / "rings").exists()

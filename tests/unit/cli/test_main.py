@@ -72,6 +72,24 @@ def test_usage_stays_usage_where_stderr_cannot_be_written(no_reader, words, stde
     assert subprocess.run(command, pass_fds=[no_reader], timeout=60).returncode == 2
 
 
+_WORD = """import os, sys
+from kansoku.cli._streams import open_standard_streams
+open_standard_streams()
+print("said", file=sys.%s)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("stream", "unbuffered"), [("stderr", "1"), ("stdout", "1"), ("stderr", "")]
+)
+def test_a_line_is_out_when_it_is_said(stream, unbuffered):
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    program = [sys.executable, "-c", _WORD % stream]
+    answer = subprocess.run(program, capture_output=True, env=environment, timeout=60)
+    assert answer.stdout + answer.stderr == b"said\n"
+
+
 def test_page_that_cannot_be_written_is_named(tmp_path):
     for page in (tmp_path, tmp_path / "none" / "x.html"):
         answer = kansoku("plan", "flops", "--model", "gpt2", "--html", str(page))

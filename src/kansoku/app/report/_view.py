@@ -103,7 +103,9 @@ def _head(report: "Report") -> list[tuple[str, str]]:
     ranks = f"{layout.world} on {len(facts.nodes)} node{'s' if len(facts.nodes) != 1 else ''}"
     items.append(("ranks", f"{ranks}, {axes or 'no parallelism'}"))
     steps = f"{t.complete_steps} complete"
-    if t.complete_steps != t.steps:
+    if t.steps == t.complete_steps + 1 and facts.exit_code == 0 and _only_begun(report):
+        steps += ", and what came after the last update"
+    elif t.complete_steps != t.steps:
         steps += f", {t.steps - t.complete_steps} begun and not completed on every rank"
     items.append(("steps", steps))
     time = f"mean {_ms(t.mean_step_ns)}, median {_ms(t.median_step_ns)}, p95 {_ms(t.p95_step_ns)}"
@@ -121,6 +123,12 @@ def _head(report: "Report") -> list[tuple[str, str]]:
     items.append(("model FLOPs", f"{scaled(t.flops_per_step, 'FLOP')} a step{seen}"))
     items.append(("MFU", _mfu(report)))
     return items
+
+
+def _only_begun(report: "Report") -> bool:
+    """Say whether no rank completed the last step: the end of the data, say, began it."""
+    steps = report.run.steps
+    return not steps.filter(pl.col("step") == pl.col("step").max())["complete"].any()
 
 
 def _model(report: "Report") -> str:

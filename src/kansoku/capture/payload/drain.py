@@ -26,7 +26,8 @@ _FASTEST = 40_000
 """Records a second that a lane may get without loss: a training of 1 ms steps has 10,000."""
 _NICE = 10
 _HOLE_S = 1.0
-_IDLE_S = 5.0
+_IDLE_S, _PATIENCE_S = 5.0, 60.0
+"""Without rings: ranks may be started again; the first may still import torch."""
 _FEW, _MANY = 64, 8192
 """Records read at once: a few first, since the job wants the caches that a megabyte takes."""
 _WORDS = ring.RECORD_BYTES // 8
@@ -344,7 +345,7 @@ def give_way() -> None:
 
 
 def _remove(folder: str) -> None:
-    """Clean up for a launcher that was killed."""
+    """Clean up where no launcher does: it was killed, or this is another node."""
     try:
         os.rmdir(folder)
     except OSError:
@@ -352,7 +353,7 @@ def _remove(folder: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Drain until the parent is gone (or every writer, where none is named)."""
+    """Drain until the parent, where one is named, and every writer are gone."""
     give_way()
     ring_dir, out = arguments[0], arguments[1]
     parent = int(arguments[3]) if len(arguments) > 3 and arguments[2] == "--parent" else 0
@@ -362,13 +363,12 @@ def main(arguments: list[str]) -> int:
     while True:
         drain.poll()
         now = time.monotonic()
-        if drain.copies or drain.held:
-            quiet_since, had_some = now, True
-        if parent:
-            if os.getppid() != parent and not drain.copies and not drain.held:
-                _remove(ring_dir)
-                return 0
-        elif now - quiet_since > _IDLE_S and (had_some or now - quiet_since > 60):
+        has_some = bool(drain.copies or drain.held)
+        had_some = bool(had_some or has_some or drain.finished)
+        if has_some or (parent and os.getppid() == parent):
+            quiet_since = now
+        elif now - quiet_since > (_IDLE_S if had_some else _PATIENCE_S):
+            _remove(ring_dir)
             return 0
         time.sleep(drain.wait_s)
 

@@ -210,18 +210,20 @@ static PyObject* find_template(Phases* self, int kind, PyObject* name, int flags
   return Py_NewRef(known->template);
 }
 
-// Read how long the thread has waited for a CPU so far; without such a file, -1 for good.
-static int read_queue(Phases* self, int64_t* queued) {
+// Read how long the thread has waited for a CPU so far; where the kernel does not count it, the file
+// is missing or has three zeros; it is not asked for again then.
+static void read_queue(Phases* self, int64_t* queued) {
   char text[80];
   ssize_t length = self->queue < 0 ? -1 : pread(self->queue, text, sizeof text - 1, 0);
-  char *at = text, *after = text;
+  int64_t slices = 0;
   if (length > 0) {
+    char* at = text;
     text[length] = 0;
     strtoll(text, &at, 10);
-    *queued = strtoll(at, &after, 10);
+    *queued = strtoll(at, &at, 10);
+    slices = strtoll(at, &at, 10);
   }
-  if (at == text || after == at) self->queue = -1;
-  return self->queue < 0 ? -1 : 0;
+  if (slices < 1) self->queue = -1;
 }
 
 // Return the CPU time of the thread so far; note how long it has waited for a CPU, and peak memory.
@@ -229,22 +231,20 @@ static int read_queue(Phases* self, int64_t* queued) {
 // The kernel, asked for the CPU time, first brings the books of the running thread up to date, and
 // may end its time slice on the way. So it is asked only where the thread has slept. Where it was
 // not off its CPU since the last look, all the time is its own; where others were let in, what it
-// did not wait for.
+// did not wait for. Where the kernel does not count waiting, it is asked each time.
 static int64_t look(Phases* self, int64_t now) {
   int64_t own = now - self->looked;
   if (own < kSureNs) return self->cpu + own;
   struct rusage usage;
   int unknown = getrusage(RUSAGE_THREAD, &usage), slept = unknown || usage.ru_nvcsw != self->slept;
-  if (slept || usage.ru_nivcsw != self->pushed) {
-    int64_t queued = 0;
-    if (!read_queue(self, &queued)) {
-      own -= queued - self->queued;
-      self->queued = queued;
-    } else {
-      slept = 1;
-      self->queued = 0;
-    }
+  int64_t queued = self->queued;
+  if (slept || usage.ru_nivcsw != self->pushed) read_queue(self, &queued);
+  if (self->queue < 0) {
+    slept = 1;
+    queued = 0;
   }
+  own -= queued - self->queued;
+  self->queued = queued;
   int64_t cpu = slept ? clock_ns(CLOCK_THREAD_CPUTIME_ID) : self->cpu + own;
   if (cpu > self->cpu) self->cpu = cpu;
   self->looked = now;

@@ -221,33 +221,38 @@ class Phases:
         The kernel, asked for the CPU time, first brings the books of the running thread up to date,
         and may end its time slice on the way. So it is asked only where the thread has slept. Where
         it was not off its CPU since the last look, all the time is its own; where others were let
-        in, what it did not wait for.
+        in, what it did not wait for. Where waiting is not counted, the kernel is asked each time.
         """
         own = now - self._looked
         if own < _SURE_NS:
             return self._cpu + own
         # Of the process, though it asks for the thread: that spares the kernel a walk over all.
         usage = resource.getrusage(resource.RUSAGE_THREAD)
-        slept = usage.ru_nvcsw != self._slept
+        slept, queued = usage.ru_nvcsw != self._slept, self._queued_ns
         if slept or usage.ru_nivcsw != self._pushed:
             queued = self._read_queue()
-            slept = slept or queued is None
-            own -= (queued or 0) - self._queued_ns
-            self._queued_ns = queued or 0
+        if self._queue_file < 0:
+            slept, queued = True, 0
+        own -= queued - self._queued_ns
+        self._queued_ns = queued
         self._cpu = max(_cpu_clock() if slept else self._cpu + own, self._cpu)
         self._looked, self._peak = now, usage.ru_maxrss << 10
         self._slept, self._pushed = usage.ru_nvcsw, usage.ru_nivcsw
         return self._cpu
 
-    def _read_queue(self) -> int | None:
-        """Return how long the thread has waited for a CPU so far, ns; None where nothing tells."""
-        if self._queue_file < 0:
-            return None
+    def _read_queue(self) -> int:
+        """Return how long the thread has waited for a CPU so far, ns.
+
+        Where the kernel does not count it, the file is missing or has three zeros.
+        """
         try:
-            return int(os.pread(self._queue_file, 64, 0).split()[1])
+            _, queued, slices = os.pread(self._queue_file, 64, 0).split()
+            if int(slices):
+                return int(queued)
         except Exception:
-            self._queue_file = -1
-            return None
+            pass
+        self._queue_file = -1
+        return 0
 
     # -- steps --------------------------------------------------------------------------------
 
