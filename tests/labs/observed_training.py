@@ -151,6 +151,7 @@ def _rank(plan, rank, rendezvous):
     dist.barrier()
     dist.destroy_process_group()
     del kept
+    return model
 
 
 def _run(plan, folder):
@@ -161,6 +162,7 @@ def _run(plan, folder):
 
     os.environ["KANSOKU_RUN_ID"] = plan.name
     rendezvous = Path(folder) / f"{plan.name}.rendezvous"
+    rendezvous.unlink(missing_ok=True)  # of a run before this one that hung
     pids, burners = [], []
     if plan.slow == "contention":
         core = min(os.sched_getaffinity(0))
@@ -182,7 +184,9 @@ def _run(plan, folder):
                 "WORLD_SIZE": str(plan.ranks),
             }
             try:
-                _rank(plan, rank, rendezvous)
+                # Kept: torch's end of a reducer may hang, where Gloo's thread waits for the
+                # interpreter's lock to drop its last work while that end waits for the thread.
+                kept = _rank(plan, rank, rendezvous)  # noqa: F841
                 code = 0
             except BaseException:
                 traceback.print_exc()

@@ -4,7 +4,7 @@ Most columns hold few distinct texts, so each distinct text is parsed once by th
 :mod:`kansoku.formats.slurm.values`. Times are parsed in bulk.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import polars as pl
@@ -116,6 +116,8 @@ class Converter:
             elapsed = work.parsed("Elapsed", _whole_seconds, pl.Int64())
         nodes = work.integer("NNodes", "AllocNodes")
         node_list = work.text("NodeList", none=("None assigned", "None", "Unknown", "(null)"))
+        if "NodeList" in self._columns:
+            times |= {"start_ns": _begun(times, state.struct.field("name"), node_list)}
         columns: dict[str, pl.Series | None] = {
             **identity,
             **times,
@@ -352,6 +354,17 @@ def _first(*series: pl.Series | None) -> pl.Series:
     for other in given[1:]:
         first = first.fill_null(other)
     return first
+
+
+def _begun(
+    times: Mapping[str, pl.Series | None], state: pl.Series, node_list: pl.Series
+) -> pl.Series | None:
+    """Return the starts; none where Slurm set it to the end of what was cancelled before."""
+    start, end = times["start_ns"], times["end_ns"]
+    if start is None or end is None:
+        return start
+    never = (state == "CANCELLED") & node_list.is_null() & (start == end)
+    return start.set(never.fill_null(value=False), None)
 
 
 def _only_where(series: pl.Series, known: pl.Series) -> pl.Series:

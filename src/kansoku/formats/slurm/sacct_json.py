@@ -162,6 +162,9 @@ def _job(job: dict[str, Any], cluster: str | None, version: tuple[int, int]) -> 
     if submit is None:
         raise ValueError("no time of submission")
     nodes = _number(job.get("allocation_nodes")) if node_list else None
+    start, end = _time(time.get("start")), _time(time.get("end"))
+    if state.name == "CANCELLED" and node_list is None and start == end:
+        start = None  # cancelled before it started
     return {
         "cluster": _word(job.get("cluster")) or cluster,
         "raw_id": raw_id,
@@ -172,8 +175,8 @@ def _job(job: dict[str, Any], cluster: str | None, version: tuple[int, int]) -> 
         "account": _word(job.get("account")),
         "partition": _word(job.get("partition")),
         "eligible_ns": _time(time.get("eligible")),
-        "start_ns": _time(time.get("start")),
-        "end_ns": _time(time.get("end")),
+        "start_ns": start,
+        "end_ns": end,
         "state": state.name,
         "reason": None if reason == "None" else reason,
         "exit_code": code,

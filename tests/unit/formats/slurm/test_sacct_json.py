@@ -81,6 +81,13 @@ def test_pending_arrays_and_het_components():
     assert read(array, het).jobs["job_id"].to_list() == ["7_[1-5%2]", "6+1"]
 
 
+def test_what_was_cancelled_before_it_started_has_no_start():
+    never = {**OLD, "state": {"current": "CANCELLED", "reason": "None"}, "nodes": "None assigned"}
+    at = {**OLD["time"], "start": 170, "elapsed": 0}
+    starts = read({**never, "time": at}, {**never, "time": at, "nodes": "c001"}).jobs["start_ns"]
+    assert starts.to_list() == [None, 170 * 10**9]
+
+
 def test_a_broken_job_costs_only_itself():
     answer = read(OLD, {"job_id": 8}, {**OLD, "state": {"current": "NONSENSE"}}, NEW)
     assert answer.jobs.height == 2

@@ -74,6 +74,17 @@ def test_unknown_none_and_hashes_are_null():
     assert jobs.select("start_ns", "end_ns", "node_list").row(0) == (None, None, None)
 
 
+@pytest.mark.parametrize("nodes", ["None assigned", "c001"])
+def test_what_was_cancelled_before_it_started_has_no_start(nodes):
+    """Slurm may set it to the end: a moment in which the job had no nodes."""
+    row = ROW.format(name="a").replace("COMPLETED", "CANCELLED by 0").replace("c001", nodes)
+    row = row.replace("2026-01-01T00:00:05", "2026-01-01T00:01:05").replace("|60|", "|0|")
+    jobs, _, bad, _ = read(f"{HEAD}\n{row}\n{ROW.format(name='b')}\n")
+    assert bad == []
+    assert jobs["start_ns"].is_null().to_list() == [nodes != "c001", False]
+    assert jobs["end_ns"].null_count() == 0
+
+
 @pytest.mark.parametrize("delimiter", ["|", ",", "\t", "\x1f", "@@", ";"])
 def test_any_delimiter(delimiter):
     columns = ["JobID", "State", "Submit", "End"]
