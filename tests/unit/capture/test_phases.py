@@ -264,6 +264,45 @@ def test_cpu_time_is_asked_for_after_a_sleep_only(compiled):
         assert cpu == pytest.approx(clock, abs=200_000)
 
 
+_YIELD = "import os\nos.sched_setaffinity(0, {%d})\nprint(flush=True)\nwhile True: os.sched_yield()"
+
+
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_thread_that_lost_its_cpu_between_two_looks_used_no_negative_time(compiled, counted):
+    """Within 20 us of a look it is taken to have kept its CPU; the next look knows better."""
+    before = os.sched_getaffinity(0)
+    queue = phases.queue_file(threading.get_native_id()) if counted else -1
+    peer = None
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        peer = subprocess.Popen(
+            [sys.executable, "-c", _YIELD % min(before)], stdout=subprocess.PIPE
+        )
+        peer.stdout.readline()
+        used = []
+        for _ in range(100):
+            side = waiting_side(compiled, queue)
+            for _ in range(10):
+                side.phases.close(side.phases.open(3, "forward"))
+                until = phases._clock() + 14_000
+                while phases._clock() < until:
+                    os.sched_yield()
+                span = side.phases.open(3, "forward")
+                spin(7_000)
+                side.phases.close(span)
+            used += [cpu for cpu, _ in phase_times(side)]
+    finally:
+        os.sched_setaffinity(0, before)
+        if counted:
+            os.close(queue)
+        if peer is not None:
+            peer.kill()
+            peer.communicate()
+    assert len(used) == 2000
+    assert min(used) >= 0
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_run_queue_is_read(tmp_path, compiled):
     """The second number of schedstat, as the kernel writes it, where the thread went to sleep."""

@@ -66,7 +66,7 @@ struct Phases {
   int64_t step, step_start, step_cpu, next_start, anchored;
   uint64_t step_span;
   double tokens, flops;
-  int64_t looked, cpu, queued, peak;  // see look
+  int64_t looked, cpu, told_cpu, queued, peak;  // see look
   long slept, pushed;                 // voluntary and other context switches at the last look
   int64_t ended, ended_cpu, updated, updated_cpu;
   Pairs late_spans, expected, stepped, nesting;  // (span, parent); ids; ids; (id, span)
@@ -234,7 +234,7 @@ static void read_queue(Phases* self, int64_t* queued) {
 // did not wait for. Where the kernel does not count waiting, it is asked each time.
 static int64_t look(Phases* self, int64_t now) {
   int64_t own = now - self->looked;
-  if (own < kSureNs) return self->cpu + own;
+  if (own < kSureNs) return self->told_cpu = self->cpu + own;
   struct rusage usage;
   int unknown = getrusage(RUSAGE_THREAD, &usage), slept = unknown || usage.ru_nvcsw != self->slept;
   int64_t queued = self->queued;
@@ -246,7 +246,8 @@ static int64_t look(Phases* self, int64_t now) {
   own -= queued - self->queued;
   self->queued = queued;
   int64_t cpu = slept ? clock_ns(CLOCK_THREAD_CPUTIME_ID) : self->cpu + own;
-  if (cpu > self->cpu) self->cpu = cpu;
+  // Within kSureNs it may have lost its CPU all the same: no phase costs less than nothing.
+  self->cpu = self->told_cpu = cpu > self->told_cpu ? cpu : self->told_cpu;
   self->looked = now;
   if (!unknown) {
     // Of the process, though it asks for the thread: that spares the kernel a walk over all threads.

@@ -118,7 +118,7 @@ class Phases:
         self._starts: collections.deque[tuple[int, int]] = collections.deque(maxlen=_STARTS)
         self._anchored = _clock()
         self._queue_file = queue
-        self._looked = self._cpu = self._queued_ns = 0
+        self._looked = self._cpu = self._told_cpu = self._queued_ns = 0
         self._slept = self._pushed = self._peak = -1
         self._ended = (0, 0)
         self._late_spans: list[tuple[int, int]] | None = None
@@ -225,7 +225,8 @@ class Phases:
         """
         own = now - self._looked
         if own < _SURE_NS:
-            return self._cpu + own
+            self._told_cpu = told = self._cpu + own
+            return told
         # Of the process, though it asks for the thread: that spares the kernel a walk over all.
         usage = resource.getrusage(resource.RUSAGE_THREAD)
         slept, queued = usage.ru_nvcsw != self._slept, self._queued_ns
@@ -235,7 +236,9 @@ class Phases:
             slept, queued = True, 0
         own -= queued - self._queued_ns
         self._queued_ns = queued
-        self._cpu = max(_cpu_clock() if slept else self._cpu + own, self._cpu)
+        # Within _SURE_NS it may have lost its CPU all the same: no phase costs less than nothing.
+        cpu = _cpu_clock() if slept else self._cpu + own
+        self._cpu = self._told_cpu = max(cpu, self._told_cpu)
         self._looked, self._peak = now, usage.ru_maxrss << 10
         self._slept, self._pushed = usage.ru_nvcsw, usage.ru_nivcsw
         return self._cpu
