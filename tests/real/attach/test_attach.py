@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -142,7 +143,7 @@ def says_go(folder):
 
 # Micro-batches a step that a schedule marks; 1F1B of one stage a rank has no marks.
 FORWARDS = {"pipeline": None, "gpipe": 4, "interleaved": 2 * 4}
-CASES = ["ddp", "fsdp", "pairs", "tensor", "mesh", *FORWARDS]
+CASES = ["ddp", "fsdp", "inside", "pairs", "tensor", "mesh", *FORWARDS]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -269,3 +270,72 @@ def test_without_rights_it_says_what_is_needed(tmp_path):
     assert done.returncode == 3, done.stderr
     assert "CAP_BPF" in done.stderr
     assert list(tmp_path.glob("rings/*")) == []
+
+
+PROGRAM = Path(__file__).parents[2] / "labs" / "attach_program.py"
+
+
+def whole_steps(run, rank=None):
+    """Return the numbers of the complete steps of a rank, or of the only process."""
+    incomplete = pl.col("attributes").fill_null("").str.contains("incomplete")
+    spans = run.spans.filter((pl.col("kind") == "step") & ~incomplete)
+    return sorted((spans if rank is None else spans.filter(pl.col("rank") == rank))["step"])
+
+
+def test_a_shell_that_becomes_the_rank_is_watched_from_its_first_step(tmp_path):
+    """``exec`` gives the process another memory, environment and libraries."""
+    with socket.socket() as port:
+        port.bind(("127.0.0.1", 0))
+        number = str(port.getsockname()[1])
+    command = f"read; export RANK=$0 WORLD_SIZE=2; exec {sys.executable} {PROGRAM} 20 optimizer"
+    shells = [
+        subprocess.Popen(
+            ["bash", "-c", command, str(rank)],
+            env={**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": number},
+            stdin=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]
+
+    def go(_line):
+        for shell in shells:
+            if not shell.stdin.closed:
+                shell.stdin.write(b"\n")
+                shell.stdin.close()
+
+    outcome = attach([shell.pid for shell in shells], out=tmp_path / "run", say=go)
+    assert [shell.wait() for shell in shells] == [0, 0]
+    assert [(p["rank"], p["exit_code"]) for p in outcome.processes] == [(0, 0), (1, 0)]
+    run = read_run(tmp_path / "run")
+    for rank, facts in enumerate(run.facts.ranks):
+        assert {g.name: g.ranks for g in facts.groups} == {"0": (0, 1), "1": (0, 1)}
+        assert facts.world_size == 2
+        assert whole_steps(run, rank) == list(range(20))
+        assert not any("could not be read" in sentence for sentence in facts.missing)
+
+
+@pytest.mark.parametrize("update", ["optimizer", "by-hand"])
+def test_a_process_found_before_its_first_step(tmp_path, update):
+    """It has imported torch: every step counts. Without an optimizer none does, which is said."""
+    job = subprocess.Popen(
+        [sys.executable, str(PROGRAM), "20", update], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    job.stdout.readline()
+
+    def go(_line):
+        if not job.stdin.closed:
+            job.stdin.write(b"\n")
+            job.stdin.close()
+
+    attach([job.pid], out=tmp_path / "run", say=go)
+    assert job.wait() == 0
+    job.stdout.close()
+    run = read_run(tmp_path / "run")
+    assert len(run.spans.filter(pl.col("kind") == "backward")) == 20
+    told = [s for s in run.facts.ranks[0].missing if "no update by a torch optimizer" in s]
+    if update == "optimizer":
+        assert whole_steps(run) == list(range(20))
+        assert told == []
+    else:
+        assert whole_steps(run) == []
+        assert len(told) == 1

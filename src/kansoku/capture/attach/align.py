@@ -55,6 +55,7 @@ class Place:
         self._mixed: set[str] = set()
         self._collects = self._trains = self._whole = False
         self._patient_ns = 0
+        self._asked = False
         self.updated_ns = 0
         """End of its last step."""
 
@@ -84,16 +85,24 @@ class Place:
         if not (self.index or self._collects or self._trains):
             self.ahead = 0
 
+    def starts(self) -> None:
+        """Note its first backward since the process began: it did not train before."""
+        if not self.index:
+            self.ahead = 0
+
     def mixes(self, group: str) -> None:
         """Note a point-to-point operation: they count in a group's sequence, not on all ranks."""
         self._mixed.add(group)
 
-    def collects(self, group: str = "", sequence: int = -1) -> None:
-        """Take a collective, with its number where that is known."""
+    def collects(self, group: str = "", sequence: int = -1, *, after: bool = False) -> None:
+        """Take a collective, with its number where that is known.
+
+        ``after``: an update came before it, which is still to be taken.
+        """
         self._collects = True
         if sequence < 0 or group in self._mixed:
             return
-        self._steps[group, sequence] = self.index
+        self._steps[group, sequence] = self.index + after
         if len(self._steps) > _MOST_COLLECTIVES:
             del self._steps[next(iter(self._steps))]
 
@@ -119,7 +128,7 @@ class Place:
 
     def _found(self, now: int) -> int | None:
         others = [rank for rank in self._ranks.values() if rank.ahead is not None and rank.is_rank]
-        told = False
+        told, self._asked = False, True
         for key in reversed(self._steps):
             if key[0] in self._mixed:
                 continue
@@ -141,3 +150,16 @@ class Place:
         other = max(others, key=lambda rank: rank.updated_ns)
         last = now - other.updated_ns <= (now - self.updated_ns) // 2
         return other.index + (other.ahead or 0) + (0 if last else 1) - self.index
+
+    def untold(self, now: int) -> str:
+        """Return why the steps of a rank that updates have no numbers up to ``now``."""
+        if not self._asked:
+            return (
+                "seen from outside: steps of a training at work count from its third update on, "
+                "which was not heard; watch it longer"
+            )
+        return (
+            "seen from outside: no collective told which of its steps is which within the "
+            f"{(now - self._patient_ns) / 1e9:.1f} s it was heard; its steps are not numbered; "
+            f"watch it longer than {_PATIENCE_NS // 1_000_000_000} s"
+        )

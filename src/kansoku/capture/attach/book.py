@@ -7,18 +7,21 @@ Pure bookkeeping of one process: calls in, records out; it reads no clock, file 
 - backward is ``Engine::execute``, from its entry to the instruction it returns to;
 - a collective is the process group's method until the completion of the work it made;
 - waits are ``Work::wait`` and DDP's ``finalize_backward``, until what they wait for is complete;
-- a step ends at the end of the last of the updates that follow each other without a backward; what
-  comes after the last one begins a step only if it is a phase, not by a collective or a wait.
+- a step ends at the end of the last of the updates that follow each other without a backward, or of
+  the backward that the last one stands in; what comes after it begins a step only if it is a phase,
+  not by a collective or a wait.
+
+Of a process that had torch when we came, nothing is taken before a backward has told whether it is
+the first one that the process ever made: then it is new, else it is at work.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from kansoku.capture.attach.align import Alignment
-from kansoku.capture.attach.probes import Probe
+from kansoku.capture.attach.calls import Call, Open, Operation, Thread
 from kansoku.model import ring
 
 __all__ = ["Book", "Call"]
@@ -34,73 +37,11 @@ _PIPELINE_MARK = re.compile(r"Forward \d+$|PP:\d+F\d+$")
 _MAX_WORKS = 100_000
 _MAX_MARKS = 256
 _SAME_CALL_NS = 1_000_000
+_MAX_EARLY = 10_000
+_MAX_BETWEEN = 100
+_FEW_BACKWARDS = 3
 _RETURN_BYTES = 8
 """What a return takes off the stack."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One call of a probed function, its arguments understood."""
-
-    probe: Probe
-    time_ns: int
-    thread: int
-    leads: bool
-    """The thread is the process's first."""
-    stack: int
-    this: int
-    """The object, or a communicator."""
-    number: int = -1
-    """Sequence, count or peer, as the role asks."""
-    group: str = ""
-    peer: int = -1
-    bytes: int = -1
-    dtype: str = ""
-    device: str = ""
-    text: str = ""
-    returned: bool = False
-    """The call is over: this is where it returned to."""
-    blind: bool = False
-    """The place it returns to is only now being watched."""
-
-
-@dataclass(slots=True)
-class _Operation:
-    """One collective on its way."""
-
-    call: Call
-    name: str
-    start_ns: int
-    span: int = 0
-    pending: int = 0
-    works: int = 0
-    last_ns: int = 0
-    closed: bool = False
-    issued: bool = False
-    """Its thread has gone on to something else: no more work will be added."""
-    failed: bool = False
-
-
-@dataclass(slots=True)
-class _Open:
-    """A phase that has begun."""
-
-    span: int
-    kind: int
-    start_ns: int
-    template: bytes
-    stack: int = 0
-    trains: bool = True
-    blind: bool = False
-    """Its return may not be seen: it is over when the next phase begins."""
-
-
-@dataclass(slots=True)
-class _Thread:
-    marks: list[_Open | None] = field(default_factory=list)
-    ended: tuple[int, int] = (0, 0)
-    """Stack and time of the last end of a mark that was seen by its entry."""
-    operation: _Operation | None = None
 
 
 class Book:
@@ -118,32 +59,38 @@ class Book:
         self.place = Alignment().place(0)
         """Knows the next step's number; not yet, where it was at work before the first call."""
         self._peak_rss = peak_rss
-        self._threads: dict[int, _Thread] = {}
-        self._works: dict[int, _Operation] = {}
-        self._waits: list[tuple[_Open, set[int]]] = []
+        self._threads: dict[int, Thread] = {}
+        self._works: dict[int, Operation] = {}
+        self._waits: list[tuple[Open, set[int]]] = []
         self._main = 0
-        self._stack: list[_Open] = []
+        self._stack: list[Open] = []
         self._step = -1
         self._step_span = 0
-        self._step_start = 0
-        self._next_start = 0
+        self._step_start = self._next_start = 0
         self._over_ns = 0
         """End of the last update; the step is over unless another update follows."""
+        self._updated = False
+        """An update has ended in a phase that is still open."""
+        self._after: list[tuple[int, tuple[str, int] | None]] = []
+        """Operations after the last update: in the next step unless another update follows."""
+        self._early: list[Call] | None = []
+        """Calls before it is known whether the process is new; None: known."""
         self._boundary = 0
         self._forward_seen = False
-        self._undecided: tuple[_Open, int] | None = None
+        self._undecided: tuple[Open, int] | None = None
         self._blocked: dict[tuple[int, str], tuple[int, Call]] = {}
         self._counts: dict[int, list[int]] = {}
         self._pairs: dict[tuple[str, int, str], int] = {}
         self._born: set[str] = set()
         self.last_ns = 0
         self.calls = 0
-        self._roles: dict[str, Callable[[Call, _Thread], None]] = {
+        self._roles: dict[str, Callable[[Call, Thread], None]] = {
             "mark": self._mark,
             "mark_end": self._mark_end,
             "forward_trains": self._forward_trains,
             "forward_done": self._nothing,
             "backward": self._backward,
+            "first_backward": self._nothing,
             "collective": self._collective,
             "nccl": self._nccl,
             "work": self._work,
@@ -162,8 +109,41 @@ class Book:
         """Take one call."""
         self.calls += 1
         self.last_ns = max(self.last_ns, call.time_ns)
+        if call.probe.role == "first_backward":
+            self.place.starts()
+        early = self._early
+        if early is None:
+            self._take(call)
+        else:
+            early.append(call)
+            if not self.late or self._is_at_work(call, early):
+                self._take_early()
+
+    @staticmethod
+    def _is_at_work(call: Call, early: list[Call]) -> bool:
+        """Say whether a call tells that its process has trained before.
+
+        The first backward that a process ever makes is followed by its engine's start.
+        """
+        if call.probe.role == "mark" and _OPTIMIZER_MARK.match(call.text):
+            return True
+        own = [each.probe.role for each in early[-_MAX_BETWEEN:] if each.thread == call.thread]
+        return own[-2:-1] == ["backward"] or len(early) >= _MAX_EARLY
+
+    def _take_early(self) -> None:
+        early, self._early = self._early or [], None
+        for call in early:
+            self._take(call)
+
+    def begins(self) -> None:
+        """Note that a group is made: training begins, unless it was heard before."""
+        heard = {call.probe.role for call in self._early or ()}
+        if not heard & {"collective", "nccl", "backward"}:
+            self.place.begins()
+
+    def _take(self, call: Call) -> None:
         role = call.probe.role
-        thread = self._threads.setdefault(call.thread, _Thread())
+        thread = self._threads.setdefault(call.thread, Thread())
         if not self._main and (call.leads or role in ("backward", "mark")) and role != "mark_end":
             self._main = call.thread
         if role not in ("work", "work_done", "work_failed", "mark_end") and not call.returned:
@@ -202,7 +182,7 @@ class Book:
             thread=thread & 0xFFFFFFFF,
         )
 
-    def _begin(self, kind: int, name: str, call: Call) -> _Open | None:
+    def _begin(self, kind: int, name: str, call: Call) -> Open | None:
         if call.thread != self._main:
             return None
         now = call.time_ns
@@ -213,11 +193,11 @@ class Book:
         template = self._template(kind, name, call.thread)
         span = self.writer.open(template, now, self._step, parent)
         self.writer.remember(span, template, self._step, parent)
-        phase = _Open(span, kind, now, template, call.stack)
+        phase = Open(span, kind, now, template, call.stack)
         self._stack.append(phase)
         return phase
 
-    def _end(self, phase: _Open, now: int, flags: int = 0, *, undecided: bool = False) -> None:
+    def _end(self, phase: Open, now: int, flags: int = 0, *, undecided: bool = False) -> None:
         """Close a phase and whatever an exception left open above it.
 
         A forward that may be an evaluation stays open in the ring until the next phase tells.
@@ -235,10 +215,13 @@ class Book:
                 self._close(top, now)
             if top is phase:
                 break
-        if not self._stack:
-            self._boundary = now
-        if phase.kind == _OPTIMIZER and not self._stack and (self._step_span or self.late):
+        self._updated |= phase.kind == _OPTIMIZER
+        if self._stack:
+            return
+        self._boundary = now
+        if self._updated and not flags and (self._step_span or self.late):
             self._over_ns = now
+        self._updated = False
 
     def _settle(self, kind: int, now: int) -> None:
         """Decide what was left open until the next phase told."""
@@ -251,21 +234,33 @@ class Book:
                 phase.kind = _EVALUATION
                 self.writer.set_kind(phase.span, _EVALUATION, 0)
             self._close(phase, end)
-        if self._over_ns and kind != _OPTIMIZER:
+        if self._over_ns and kind == _OPTIMIZER:
+            self._step_goes_on()
+        # One that counts waits for a phase: ranks may reduce something between two updates.
+        elif self._over_ns and (kind != _COLLECTIVE or self.late):
             self._step_over()
         if kind == _BACKWARD:
             self.place.trains()
 
+    def _step_goes_on(self) -> None:
+        """Take what was put into the next step back: another update follows."""
+        for span, collective in self._after:
+            self.writer.set_step(span, self._step, self._step_span)
+            if collective is not None:
+                self.place.collects(*collective)
+        self._after.clear()
+
     def _step_over(self) -> None:
         """End the step with its last update; a rank at work may count from here on."""
         now, self._over_ns = self._over_ns, 0
+        self._after.clear()
         number = self.place.updates(now)
         if self._step_span:
             self._close_step(now, 0)
         elif number is not None:
             self._step, self._next_start = number - 1, now
 
-    def _close(self, phase: _Open, now: int) -> None:
+    def _close(self, phase: Open, now: int) -> None:
         self.writer.close(phase.span, phase.start_ns, max(now, phase.start_ns), -1)
         self.writer.forget(phase.span)
         self._count(phase.kind, 0)
@@ -297,12 +292,12 @@ class Book:
 
     # -- marks: optimizer, data, forward ------------------------------------------------------
 
-    def _mark(self, call: Call, thread: _Thread) -> None:
+    def _mark(self, call: Call, thread: Thread) -> None:
         if len(thread.marks) >= _MAX_MARKS:  # ends were lost: start again
             thread.marks.clear()
         thread.marks.append(self._marked(call, thread))
 
-    def _marked(self, call: Call, thread: _Thread) -> _Open | None:
+    def _marked(self, call: Call, thread: Thread) -> Open | None:
         text = call.text
         found = _OPTIMIZER_MARK.match(text)
         if found:
@@ -326,7 +321,7 @@ class Book:
             self._boundary = call.time_ns
         return None
 
-    def _mark_end(self, call: Call, thread: _Thread) -> None:
+    def _mark_end(self, call: Call, thread: Thread) -> None:
         if call.returned:
             stack, seen_ns = thread.ended
             if stack == call.stack - _RETURN_BYTES and call.time_ns - seen_ns < _SAME_CALL_NS:
@@ -342,17 +337,17 @@ class Book:
         undecided = phase.kind == _FORWARD and not phase.trains and self._stack == [phase]
         self._end(phase, call.time_ns, undecided=undecided)
 
-    def _forward_trains(self, _: Call, __: _Thread) -> None:
+    def _forward_trains(self, _: Call, __: Thread) -> None:
         for phase in self._stack:
             if phase.kind == _FORWARD:
                 phase.trains = True
 
-    def _nothing(self, _: Call, __: _Thread) -> None:
+    def _nothing(self, _: Call, __: Thread) -> None:
         """Only says that the thread goes on."""
 
     # -- backward -----------------------------------------------------------------------------
 
-    def _backward(self, call: Call, _: _Thread) -> None:
+    def _backward(self, call: Call, _: Thread) -> None:
         if call.thread != self._main:
             return
         if call.returned:
@@ -390,7 +385,7 @@ class Book:
 
     # -- collectives --------------------------------------------------------------------------
 
-    def _goes_on(self, thread: _Thread) -> None:
+    def _goes_on(self, thread: Thread) -> None:
         operation, thread.operation = thread.operation, None
         if operation is None:
             return
@@ -402,21 +397,24 @@ class Book:
         elif operation.pending == 0:
             self._close_operation(operation, operation.last_ns, 0)
 
-    def _collective(self, call: Call, thread: _Thread) -> None:
+    def _collective(self, call: Call, thread: Thread) -> None:
         if call.thread == self._main:
             self._settle(_COLLECTIVE, call.time_ns)
         self.place.collects()
-        thread.operation = _Operation(call, call.probe.name, call.time_ns)
+        thread.operation = Operation(call, call.probe.name, call.time_ns)
 
-    def _nccl(self, call: Call, thread: _Thread) -> None:
+    def _nccl(self, call: Call, thread: Thread) -> None:
         self._collective(call, thread)
         self._goes_on(thread)
 
-    def _open_operation(self, operation: _Operation, sequence: int = -1) -> None:
+    def _open_operation(self, operation: Operation, sequence: int = -1) -> None:
         call, writer = operation.call, self.writer
         # Only the main thread's stand in the same step on every rank.
-        if operation.name not in ("send", "recv") and call.thread == self._main:
-            self.place.collects(call.group, sequence)
+        mine, collective = call.thread == self._main, None
+        after = mine and self._over_ns > 0
+        if operation.name not in ("send", "recv") and mine:
+            collective = (call.group, sequence)
+            self.place.collects(*collective, after=after)
         if call.peer >= 0:
             sequence = -1
             if call.group in self._born:
@@ -435,18 +433,25 @@ class Book:
             sequence=sequence,
             bytes_=call.bytes,
         )
-        parent = 0
-        if call.thread == self._main:
-            parent = self._stack[-1].span if self._stack else self._step_span
-        step = self._step_here()
+        step, parent = self._step_here()
+        parent = parent if mine else 0
         operation.span = writer.open(template, operation.start_ns, step, parent)
         writer.remember(operation.span, template, step, parent)
+        if after:
+            self._after.append((operation.span, collective))
 
-    def _step_here(self) -> int:
-        """Return the current step; between two the next one, which nothing may have begun yet."""
-        return self._step if self._step_span or self.late else self._step + 1
+    def _step_here(self) -> tuple[int, int]:
+        """Return the current step and what is open in it.
 
-    def _close_operation(self, operation: _Operation, now: int, flags: int) -> None:
+        Between two it is the next one, which nothing may have begun yet.
+        """
+        if self._stack:
+            return self._step, self._stack[-1].span
+        if self.late or (self._step_span and not self._over_ns):
+            return self._step, self._step_span
+        return self._step + 1, 0
+
+    def _close_operation(self, operation: Operation, now: int, flags: int) -> None:
         if operation.closed:
             return
         operation.closed = True
@@ -459,7 +464,7 @@ class Book:
         self.writer.forget(operation.span)
         self._count(_COLLECTIVE, operation.call.bytes)
 
-    def _work(self, call: Call, thread: _Thread) -> None:
+    def _work(self, call: Call, thread: Thread) -> None:
         operation = thread.operation
         if operation is None:
             return
@@ -472,7 +477,7 @@ class Book:
         operation.works += 1
         operation.pending += 1
 
-    def _work_done(self, call: Call, _: _Thread) -> None:
+    def _work_done(self, call: Call, _: Thread) -> None:
         operation = self._works.pop(call.this, None)
         if operation is None:
             return
@@ -486,22 +491,24 @@ class Book:
 
     # -- waits --------------------------------------------------------------------------------
 
-    def _wait(self, call: Call, _: _Thread) -> None:
+    def _wait(self, call: Call, _: Thread) -> None:
         # A collective that is through already makes nobody wait: nothing to record.
         if call.thread == self._main and call.this in self._works:
             self._begin_wait("wait", {call.this}, call)
 
-    def _finalize(self, call: Call, _: _Thread) -> None:
+    def _finalize(self, call: Call, _: Thread) -> None:
         works = {work for work, operation in self._works.items() if operation.call.peer < 0}
         if call.thread == self._main and works:
             self._begin_wait("DDP finalize backward", works, call)
 
     def _begin_wait(self, name: str, works: set[int], call: Call) -> None:
-        parent = self._stack[-1].span if self._stack else self._step_span
-        template, step = self._template(_WAIT, name, call.thread), self._step_here()
+        template = self._template(_WAIT, name, call.thread)
+        step, parent = self._step_here()
         span = self.writer.open(template, call.time_ns, step, parent)
         self.writer.remember(span, template, step, parent)
-        self._waits.append((_Open(span, _WAIT, call.time_ns, template, call.stack), works))
+        if self._over_ns:
+            self._after.append((span, None))
+        self._waits.append((Open(span, _WAIT, call.time_ns, template, call.stack), works))
 
     def _end_waits(self, now: int, *, work: int = 0, finalizing: bool = False) -> None:
         kept = []
@@ -515,7 +522,7 @@ class Book:
 
     # -- devices ------------------------------------------------------------------------------
 
-    def _device(self, call: Call, _: _Thread) -> None:
+    def _device(self, call: Call, _: Thread) -> None:
         kind = _KIND[call.probe.role]
         if not call.probe.returns:
             parent = self._stack[-1].span if self._stack and call.thread == self._main else 0
@@ -557,6 +564,7 @@ class Book:
 
     def stop(self) -> None:
         """Write down what is certain; what is open stays open: the process was killed."""
+        self._take_early()
         for thread in self._threads.values():
             self._goes_on(thread)
         if self._over_ns and not self._stack:
@@ -565,6 +573,7 @@ class Book:
 
     def finish(self, now: int) -> None:
         """Close what is open: we leave, or the process has ended."""
+        self._take_early()
         for thread in self._threads.values():
             self._goes_on(thread)
         now = max(now, self.last_ns)
@@ -577,3 +586,15 @@ class Book:
         if self._step_span:
             self._close_step(now, ring.FLAG_INCOMPLETE)
         self.writer.set_head()
+
+    def unseen(self) -> str:
+        """Return why no step counts although it trained; empty where steps do."""
+        backwards, updates = (self._counts.get(k, (0, 0))[0] for k in (_BACKWARD, _OPTIMIZER))
+        if backwards >= _FEW_BACKWARDS and not updates:
+            return (
+                "seen from outside: backwards, but no update by a torch optimizer on their thread: "
+                "a step ends with one, so none is counted"
+            )
+        if updates and self.late:
+            return self.place.untold(self.last_ns)
+        return ""

@@ -8,11 +8,12 @@ torch is not mapped yet is looked at again at each poll. ``close`` takes everyth
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from kansoku.capture.attach import decode
@@ -88,10 +89,15 @@ class Watched:
         self.nested = Ranges(())
         self.marks: list[int] = []
         self.mark_ends = -1
+        """The link at the entry of what ends marks; -1: none any more."""
+        self.leaving = False
+        """No probe is set any more: only what was noted before is taken."""
         self.has_process_groups = False
         self._anchored = time.monotonic_ns()
         self._size = size
         self.path = os.path.join(ring_dir, f"{node}-{process.pid}.ring")
+        if os.path.exists(self.path):  # of the program that it was before
+            self.path = os.path.join(ring_dir, f"{node}-{process.pid}-{number}.ring")
         self.writer: ring.RingWriter | None = None
         self.failure = ""
         """Why it has no ring although it called."""
@@ -180,7 +186,7 @@ class Watched:
 
     def makes_group(self, address: int, rank: int, size: int) -> None:
         """Note that a group is made: its counts are whole. With the first, training begins."""
-        self.book.place.begins()
+        self.book.begins()
         rank, size = rank & 0xFFFFFFFF, size & 0xFFFFFFFF
         self.newborn[address] = (rank, size)
         if not self.groups and rank < size:  # the first one is the default group
@@ -230,14 +236,21 @@ class Watched:
 
     def finish(self, *, ended: bool) -> None:
         """Close the record: the process has ended, or we leave it."""
-        if self.writer is None:
-            pass
-        elif ended and self.exit_code is None:
-            self.book.stop()  # killed: the last word is what it was in
-        else:
-            self.book.finish(time.monotonic_ns())
-            self.writer.set_state(ring.CLOSED)
+        if self.writer is not None:
+            killed = ended and self.exit_code is None
+            if killed:
+                self.book.stop()  # the last word is what it was in
+            else:
+                self.book.finish(time.monotonic_ns())
+            if unseen := self.book.unseen():
+                self.miss(unseen)
+            if not killed:
+                self.writer.set_state(ring.CLOSED)
         self.memory.close()
+
+    def replaced(self) -> bool:
+        """Say whether the process runs another program than the one that was taken up."""
+        return self.process.replaced(self.memory)
 
 
 class Observer:
@@ -327,11 +340,15 @@ class Observer:
     def _look_after(self, watched: Watched, now: int) -> None:
         if watched.ended:
             return
-        if not watched.process.alive():
+        ended = not watched.process.alive()
+        if ended or watched.replaced():
+            watched.leaving = True
             for event in self._bpf.poll():  # its last words
                 self._take(event)
-            self._leave(watched, ended=True)
+            self._leave(watched, ended=ended)
             self.alignment.forget(watched.number)
+            if not ended:
+                self._take_anew(watched)
             return
         watched.refresh(now)
         if watched.is_due(now):
@@ -343,19 +360,31 @@ class Observer:
             if watched.writer is not None:
                 watched.writer.add_losses(not_written=more)
 
+    def _take_anew(self, watched: Watched) -> None:
+        """Take a process up that runs another program now, as if it had just been found."""
+        del self.watched[watched.pid]
+        with contextlib.suppress(OSError):  # gone meanwhile
+            self.add(watched.pid)
+
     def _leave(self, watched: Watched, *, ended: bool = False) -> None:
         if watched.ended:
             return
         watched.ended = True
-        self._bpf.detach(*watched.links)
-        watched.links.clear()
+        self._detach([watched])
         watched.finish(ended=ended)
+
+    def _detach(self, all_watched: Collection[Watched]) -> None:
+        """Take the probes of processes out at once; what they noted before may still come."""
+        links = [link for watched in all_watched for link in watched.links]
+        for watched in all_watched:
+            watched.links.clear()
+            watched.mark_ends = -1  # other files get its number
+            watched.leaving = True
+        self._bpf.detach(*links)
 
     def close(self) -> None:
         """Take every probe out; keep the rings."""
-        self._bpf.detach(*(link for watched in self.watched.values() for link in watched.links))
-        for watched in self.watched.values():
-            watched.links.clear()
+        self._detach(self.watched.values())
         for event in self._bpf.poll():
             self._take(event)
         for watched in self.watched.values():
@@ -464,6 +493,8 @@ class Observer:
         if address in watched.sites or len(watched.sites) >= _MAX_RETURN_SITES:
             return
         watched.sites[address] = 1 << 62
+        if watched.leaving:
+            return
         try:
             for mapping in watched.process.mappings():
                 if mapping.start <= address < mapping.end:

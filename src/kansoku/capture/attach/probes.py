@@ -93,6 +93,12 @@ _TORCH = [
     Probe("torch_cpu", "_ZN4c10d7Reducer20prepare_for_backwardE", "forward_done"),
     Probe("torch_cpu", "_ZN4c10d7Reducer17finalize_backwardEv$", "finalize"),
     Probe("torch_cpu", "_ZN5torch8autograd6Engine7executeE", "backward", this=1, returns=True),
+    # Called once, within the first backward of a process.
+    Probe("torch_cpu", "_ZN5torch8autograd6Engine20start_device_threadsEv$", "first_backward"),
+    # Before the mark: probes are set in this order, and a mark that is seen to begin but not to end
+    # would hold all that follows. Not a push, and called some thirty times a step: only until its
+    # caller in question is known.
+    Probe("torch_cpu", "_ZN2at14RecordFunction3endEv$", "mark_end", returns=True),
     Probe(
         "torch_cpu",
         "_ZN5torch8autograd8profiler25record_function_enter_newE",
@@ -100,8 +106,6 @@ _TORCH = [
         shape="text",
         argument=1,
     ),
-    # Not a push, and called some thirty times a step: only until its caller in question is known.
-    Probe("torch_cpu", "_ZN2at14RecordFunction3endEv$", "mark_end", returns=True),
 ]
 
 # name, element count, element type, peer

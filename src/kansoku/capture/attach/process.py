@@ -41,21 +41,34 @@ class Process:
 
     def __init__(self, pid: int):
         self.pid = pid
-        self.start = self._read_start()
+        self.start, self._image = self._read()
 
-    def _read_start(self) -> int:
+    def _read(self) -> tuple[int, tuple[int, ...]]:
+        """Return when it started, and where its code and its stack lie; zeros: it is ending."""
         with open(f"/proc/{self.pid}/stat", "rb") as stream:
             fields = stream.read().rpartition(b")")[2].split()
         if fields[0] in (b"Z", b"X"):
             raise ProcessLookupError(f"process {self.pid} has ended")
-        return int(fields[19])
+        return int(fields[19]), tuple(map(int, fields[23:26]))
 
     def alive(self) -> bool:
         """Say whether it still runs: not another with its number."""
         try:
-            return self._read_start() == self.start
+            return self._read()[0] == self.start
         except OSError:
             return False
+
+    def replaced(self, memory: Memory) -> bool:
+        """Say whether it has put another program in its place (exec) since it was found.
+
+        ``memory`` is what it had then. One that is ending has it no more either, but no new one.
+        """
+        gone = memory.gone()  # first: what is seen after that is of another memory
+        try:
+            start, image = self._read()
+        except OSError:
+            return False
+        return start == self.start and any(image) and (gone or image != self._image)
 
     def mappings(self) -> list[Mapping]:
         """Return its mapped files."""
@@ -168,6 +181,16 @@ class Memory:
             return os.pread(self._file, size, address)
         except (OSError, ValueError, OverflowError):
             return b""
+
+    def gone(self) -> bool:
+        """Say whether there is no such memory any more: the process ended, or runs a new program.
+
+        What is not mapped cannot be read; of memory that is no more one reads nothing.
+        """
+        try:
+            return os.pread(self._file, 1, 1 << 16) == b""
+        except OSError:
+            return False
 
     def _text(self, raw: bytes, at: int, address: int) -> str | None:
         """Return the std::string at ``raw[at:]``, which stands at ``address + at``, if one."""

@@ -204,7 +204,7 @@ def with_group(rank, at):
 
     def heard(now, role, *probe, **more):
         if rank.at == at:
-            rank.place.begins()
+            rank.book.begins()
         hear(now, role, *probe, **more)
 
     return heard

@@ -231,3 +231,111 @@ def test_ranks_that_agree_after_the_last_update_begin_no_step(story):
     # They stand in the step that follows, of which the last was not begun.
     assert spans.filter(pl.col("kind") == "collective")["step"].to_list() == [1, 2, 3]
     assert spans.filter(pl.col("kind") == "collective_wait")["step"].to_list() == [1, 2, 3]
+
+
+def inner_update(story, number):
+    """An update inside a backward, after its gradient was reduced."""
+    reduce(story, number)
+    story.update()
+
+
+@pytest.mark.parametrize("blind", [False, True], ids=["", "first-end-unseen"])
+def test_updates_inside_a_backward_end_the_step_with_it(story, blind):
+    """One optimizer a parameter, as in the recorder inside the process: three backwards, three steps."""
+    for step in range(3):
+        story.call("backward", stack=3000, blind=blind and step == 0)
+        inner_update(story, 2 * step + 1)
+        inner_update(story, 2 * step + 2)
+        if step or not blind:
+            story.call("backward", 30, stack=3008, returned=True)
+    story.mark("enumerate(DataLoader)#x")
+    spans = story.spans()
+    whole = spans.filter((pl.col("kind") == "step") & (pl.col("step") < 3))
+    backward = spans.filter(pl.col("kind") == "backward")
+    assert whole["step"].to_list() == backward["step"].to_list() == [0, 1, 2]
+    ends = whole["start_ns"] + whole["duration_ns"]
+    assert (
+        ends.to_list()[blind:]
+        == ((backward["start_ns"] + backward["duration_ns"]).to_list()[blind:])
+    )
+    for kind in ("optimizer", "collective"):
+        assert spans.filter(pl.col("kind") == kind)["step"].to_list() == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_rank_at_work_that_updates_inside_its_backwards_counts_too(tmp_path):
+    story = Story(tmp_path, late=True)
+    for step in range(4):
+        story.call("backward", stack=3000)
+        inner_update(story, 2 * step + 1)
+        inner_update(story, 2 * step + 2)
+        story.call("backward", 30, stack=3008, returned=True)
+    spans = story.spans()
+    steps = {kind: spans.filter(pl.col("kind") == kind)["step"].to_list() for kind in KINDS}
+    assert steps == {
+        "collective": [None] * 4 + [0, 0, 1, 1],
+        "optimizer": [None] * 4 + [0, 0, 1, 1],
+        "backward": [None, None, 0, 1],
+        "step": [0, 1],
+    }
+
+
+def test_what_is_reduced_between_two_updates_stands_in_their_step(story):
+    """The second optimizer's gradients are clipped by their norm over all ranks."""
+    for number in (1, 3):
+        story.backward()
+        story.update("SGD")
+        reduce(story, number)
+        story.update("AdamW")
+        reduce(story, number + 1)  # the loss
+    story.backward()
+    spans = story.spans()
+    assert spans.filter(pl.col("kind") == "step")["step"].to_list() == [0, 1, 2]
+    for kind in ("collective", "collective_wait"):
+        assert spans.filter(pl.col("kind") == kind)["step"].to_list() == [0, 1, 1, 2]
+
+
+def test_the_first_backward_of_a_process_says_that_it_is_new(tmp_path):
+    """Found while torch was being imported: its steps count from the first one on."""
+    story = Story(tmp_path, late=True)
+    for step in range(3):
+        story.mark("enumerate(DataLoader)#x")
+        story.end_mark()
+        story.call("backward", stack=3000)
+        if step == 0:
+            story.call("first_backward", stack=2000)
+        story.call("backward", stack=3008, returned=True)
+        story.update()
+    spans = story.spans()
+    assert spans.filter(pl.col("kind") == "data_wait")["step"].to_list() == [0, 1, 2]
+    steps = spans.filter(pl.col("kind") == "step")
+    assert steps["step"].to_list() == [0, 1, 2]
+    assert times(steps)[0][0] == 10  # with what came before that backward
+
+
+def test_backwards_without_an_update_are_told(story):
+    for _ in range(2):
+        story.backward()
+    assert story.book.unseen() == ""  # gradients may be accumulated
+    story.backward()
+    assert "no update by a torch optimizer" in story.book.unseen()
+    story.update()
+    assert story.book.unseen() == ""
+
+
+def test_updates_without_numbers_are_told(tmp_path):
+    """One rank of three: operations of a pair of them make the group's numbers useless."""
+    story = Story(tmp_path, late=True)
+    story.book.place.mixes("0")
+    story.backward()
+    story.update()
+    assert "third update" in story.book.unseen()
+    for number in range(1, 5):
+        story.backward(1_000_000)
+        reduce(story, number)
+        story.update()
+    story.book.finish(story.now * 1000)
+    assert "no collective told which of its steps is which within the 4.0 s" in story.book.unseen()
+    story.backward(2_000_000)
+    story.update()
+    story.book.finish(story.now * 1000)
+    assert story.book.unseen() == ""  # numbered by time
