@@ -239,6 +239,7 @@ def test_leaving_in_any_way_leaves_the_job_alone(trainings, number):
         text=True,
     )  # fmt: skip
     wait_for(lambda: probes_in(pids[0]), command)
+    wait_for((folder / "run" / "run.json").exists, command)
     wait_for(lambda: ranks_in(folder / "run") == {0, 1}, command)
     command.send_signal(number)
     answer, said = command.communicate(timeout=30)
