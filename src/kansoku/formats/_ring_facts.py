@@ -2,9 +2,9 @@
 
 import math
 
-from kansoku.model.run import ProcessGroup
+from kansoku.model.run import ProcessEnd, ProcessGroup
 
-__all__ = ["groups", "integer", "number", "stamp", "text", "texts"]
+__all__ = ["ends", "groups", "integer", "number", "stamp", "text", "texts"]
 
 _MOST = 1 << 62
 
@@ -47,6 +47,26 @@ def groups(value: object) -> tuple[ProcessGroup, ...]:
                 description=text(item.get("description")),
                 ranks=tuple(rank for rank in members if integer(rank) is not None),
                 backend=text(item.get("backend")),
+            )
+        )
+    return tuple(found)
+
+
+def ends(value: object) -> tuple[ProcessEnd, ...]:
+    found = []
+    for item in value if isinstance(value, list) else []:
+        if not isinstance(item, dict):
+            continue
+        node, pid = text(item.get("node")), integer(item.get("pid"))
+        if node is None or pid is None:
+            continue
+        code = integer(item.get("exit_code"))
+        found.append(
+            ProcessEnd(
+                node=node,
+                pid=pid,
+                exit_code=code if code is not None and 0 <= code <= 255 else None,
+                ended_ns=stamp(item.get("ended_ns")),
             )
         )
     return tuple(found)

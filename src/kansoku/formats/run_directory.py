@@ -594,4 +594,5 @@ def _run_facts(run: str, run_json: Mapping[str, Any], processes: Sequence[_Proce
         nodes=tuple(dict.fromkeys([*nodes, *(p.node for p in processes)])),
         ranks=tuple(_rank_facts(process) for process in processes),
         missing=facts_of.texts(run_json.get("missing")),
+        ends=facts_of.ends(run_json.get("processes")),
     )

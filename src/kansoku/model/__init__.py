@@ -8,7 +8,7 @@ from kansoku.model.delivery import Origin, Receipt
 from kansoku.model.finding import Action, Evidence, Finding, Hypothesis, Incident, Severity
 from kansoku.model.mfu import Mfu, StepWindow
 from kansoku.model.phase import PHASES, Phase
-from kansoku.model.run import ProcessGroup, RankFacts, RunFacts
+from kansoku.model.run import ProcessEnd, ProcessGroup, RankFacts, RunFacts
 from kansoku.model.subject import Domain, Subject, Verdict
 from kansoku.model.tables import TABLES, Table, table_schema
 
@@ -24,6 +24,7 @@ __all__ = [
     "Mfu",
     "Origin",
     "Phase",
+    "ProcessEnd",
     "ProcessGroup",
     "RankFacts",
     "Receipt",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-__all__ = ["ProcessGroup", "RankFacts", "RunFacts"]
+__all__ = ["ProcessEnd", "ProcessGroup", "RankFacts", "RunFacts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,18 @@ class RankFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessEnd:
+    """How a process of the run ended, as seen from outside."""
+
+    node: str
+    pid: int
+    exit_code: int | None
+    """As given to ``exit()``; None: it was ended by a signal, or nobody saw its end."""
+    ended_ns: int | None
+    """Unix time at which its end was noticed, some 50 ms late; None: it was still there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
     """One recorded execution."""
 
@@ -62,6 +74,8 @@ class RunFacts:
     nodes: tuple[str, ...]
     ranks: tuple[RankFacts, ...]
     missing: tuple[str, ...] = ()
+    ends: tuple[ProcessEnd, ...] = ()
+    """Ends of processes where somebody watched each: ``kansoku attach``."""
 
     @property
     def node_of_rank(self) -> dict[int, str]:

@@ -119,7 +119,8 @@ def blocked_collectives(
     """Return open collectives and the members they wait for, earliest entered first.
 
     ``rows`` is what :func:`kansoku.trace.collectives.collective_rows` returns. A member is missing
-    when it never started that sequence number of the group.
+    when it never started that sequence number of the group. Where a group's members are not known,
+    nobody can say whom it waits for.
     """
     rows = rows.filter(pl.col("group").is_not_null() & pl.col("sequence").is_not_null())
     start = clocks.corrected("start_ns") if clocks is not None else pl.col("start_ns")
@@ -147,9 +148,11 @@ def blocked_collectives(
         "group", "sequence", maintain_order=True
     ):
         name, number = str(group), int(str(sequence))
-        known = members.get(name) or tuple(
-            sorted(rows.filter(pl.col("group") == name)["rank"].unique().to_list())
-        )
+        known = members.get(name)
+        if known is None:
+            known = tuple(sorted(rows.filter(pl.col("group") == name)["rank"].unique().to_list()))
+        if not known:
+            continue
         missing = tuple(rank for rank in known if rank not in started[name, number])
         found.append(
             BlockedCollective(

@@ -47,6 +47,7 @@ class CollectiveSummary:
     description: str | None
     op: str
     members: int
+    """Ranks of the group; where they are not known, those seen in these collectives."""
     count: int
     """Collectives, each counted once however many ranks took part."""
     bytes: int | None
@@ -172,7 +173,7 @@ def summarise(
     for rank in facts.ranks:
         for group in rank.groups:
             key = keys.get((rank.rank if rank.rank is not None else -1, group.name), group.name)
-            described[key] = group.description
+            described[key] = group.description if group.ranks else "members unknown"
             size[key] = len(group.ranks)
     # Counted at the member that saw most: a rank may have joined late or lost records.
     per_rank = rows.group_by("group", "op", "rank").agg(
@@ -207,7 +208,7 @@ def summarise(
     table = totals.join(timed, on=["group", "op"], how="left", nulls_equal=True)
     found = []
     for row in table.iter_rows(named=True):
-        members = size.get(row["group"] or "", row["ranks"])
+        members = size.get(row["group"] or "") or row["ranks"]
         transfer = row["transfer"]
         bandwidth = (
             row["timed_bytes"] / (transfer * 1e-9) if transfer and row["timed_bytes"] else None

@@ -74,7 +74,8 @@ def _axis(group: ProcessGroup) -> str | None:
 def group_keys(facts: RunFacts) -> dict[tuple[int, str], str]:
     """Map ``(rank, group name)`` to a key unique in the run.
 
-    Sub-groups of one mesh axis may share a name; then their members tell them apart.
+    Sub-groups of one mesh axis may share a name; then their members tell them apart. Where the
+    members are not known, the name is the process's own and says nothing of other ranks' groups.
     """
     members: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for rank in facts.ranks:
@@ -85,8 +86,11 @@ def group_keys(facts: RunFacts) -> dict[tuple[int, str], str]:
         if rank.rank is None:
             continue
         for group in rank.groups:
-            one = len(members[group.name]) == 1
-            suffix = "" if one else f"[{','.join(map(str, group.ranks))}]"
+            suffix = ""
+            if not group.ranks:
+                suffix = f" of rank {rank.rank}"
+            elif len(members[group.name]) > 1:
+                suffix = f"[{','.join(map(str, group.ranks))}]"
             keys[rank.rank, group.name] = group.name + suffix
     return keys
 

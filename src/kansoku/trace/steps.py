@@ -30,7 +30,7 @@ from kansoku.model.ring import LANE_SHIFT
 from kansoku.model.run import RunFacts
 from kansoku.model.tables import PROCESS_SHIFT, table_schema
 
-__all__ = ["gc_rows", "merge_steps", "process_of", "queue_rows", "step_rows"]
+__all__ = ["cut_steps", "gc_rows", "merge_steps", "process_of", "queue_rows", "step_rows"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -130,33 +130,42 @@ def _kind_codes(kind: pl.Series) -> Ints:
 
 
 def _last_record(spans: pl.DataFrame) -> dict[int, int]:
-    """Return rank to the time of the last thing it recorded; only ranks with open spans matter."""
+    """Return process to the time of the last thing it recorded; only those with open spans matter.
+
+    A rank that was started again is a process each time.
+    """
     torn = spans.filter(pl.col("duration_ns").is_null() & pl.col("rank").is_not_null())
     if torn.is_empty():
         return {}
     last = (
-        spans.filter(pl.col("rank").is_in(torn["rank"].unique().implode()))
-        .group_by("rank")
+        spans.filter(pl.col("process").is_in(torn["process"].unique().implode()))
+        .group_by("process")
         .agg((pl.col("start_ns") + pl.col("duration_ns").fill_null(0).clip(lower_bound=0)).max())
     )
     return dict(last.iter_rows())
 
 
 def _closed(spans: pl.DataFrame, last_ns: dict[int, int]) -> pl.DataFrame:
-    """Add ``end_ns``; an open span lasts until the last thing its rank recorded."""
+    """Add ``end_ns``; an open span lasts until the last thing its process recorded."""
     end = pl.col("start_ns") + pl.col("duration_ns").clip(lower_bound=0)
     if last_ns:
-        until = pl.col("rank").replace_strict(last_ns, default=None, return_dtype=pl.Int64)
+        until = pl.col("process").replace_strict(last_ns, default=None, return_dtype=pl.Int64)
         end = pl.when(pl.col("duration_ns").is_null()).then(until).otherwise(end)
     return spans.with_columns(end_ns=end)
 
 
 def _split_threads(spans: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return what the ranks' main threads were in, and collectives beside them."""
+    """Return what the ranks' main threads were in, and collectives beside them.
+
+    A rank that was started again has a main thread each time.
+    """
     main = dict(
-        steps.group_by("rank").agg(pl.col("thread").drop_nulls().first()).drop_nulls().iter_rows()
+        steps.group_by("process")
+        .agg(pl.col("thread").drop_nulls().first())
+        .drop_nulls()
+        .iter_rows()
     )
-    main_thread = pl.col("rank").replace_strict(main, default=None, return_dtype=pl.Int64)
+    main_thread = pl.col("process").replace_strict(main, default=None, return_dtype=pl.Int64)
     collective = pl.col("kind") == "collective"
     on_main = (pl.col("thread") == main_thread).fill_null(value=True)
     kept = pl.col("rank").is_in(steps["rank"].unique().implode())
@@ -234,11 +243,11 @@ def step_rows(
     """Return one row per rank and step, in the ``steps`` schema plus ``run_delay_ns``.
 
     ``spans`` follows the ``spans`` schema; open spans have a null duration. A step that never
-    ended is kept, lasts until the last thing its rank recorded, and has ``complete`` false.
+    ended is kept, lasts until the last thing its process recorded, and has ``complete`` false.
     ``resources`` holds ``rank, step, id, tokens, flops, peak_rss_bytes`` of step spans and, where
     recorded, ``queued_ns`` of phases; what is in neither comes from ``facts``.
     """
-    spans = spans.select(_COLUMNS)
+    spans = spans.select(_COLUMNS).with_columns(process=_process())
     bounds = _rank_bounds(spans)
     if len(bounds) > 1:
         return pl.concat(
@@ -249,7 +258,9 @@ def step_rows(
             )
             for first, end in bounds
         )
-    narrow = spans.select("rank", "kind", "start_ns", "duration_ns", "thread", "attributes")
+    narrow = spans.select(
+        "rank", "process", "kind", "start_ns", "duration_ns", "thread", "attributes"
+    )
     last_ns = _last_record(narrow)
     steps = _closed(
         spans.filter(pl.col("rank").is_not_null() & (pl.col("kind") == "step")), last_ns
@@ -329,6 +340,12 @@ def _queued(resources: pl.DataFrame) -> pl.DataFrame:
 def process_of(column: str) -> pl.Expr:
     """Return which process of its rank a span is from: 0, or more where it was started again."""
     return pl.col(column) // (1 << PROCESS_SHIFT) % (1 << (LANE_SHIFT - PROCESS_SHIFT))
+
+
+def _process() -> pl.Expr:
+    """Return a number of the process that a span is from, unique in the run."""
+    first = pl.col("rank").cast(pl.Int64) * (1 << LANE_SHIFT - PROCESS_SHIFT)
+    return first + process_of("id").fill_null(0)
 
 
 def _attribute(key: str) -> pl.Expr:
@@ -471,6 +488,13 @@ def queue_rows(resources: pl.DataFrame) -> pl.DataFrame:
         .agg(pl.col("queue_ns").sum())
         .sort("rank", "step", "kind")
     )
+
+
+def cut_steps(spans: pl.DataFrame) -> dict[int, int]:
+    """Return how many steps of each rank were closed because the recording ended, not the step."""
+    cut = spans.filter((pl.col("kind") == "step") & pl.col("duration_ns").is_not_null())
+    cut = cut.filter(_flag("incomplete") & pl.col("rank").is_not_null())
+    return dict(cut.group_by("rank").len().iter_rows())
 
 
 def gc_rows(spans: pl.DataFrame) -> pl.DataFrame:

@@ -217,6 +217,36 @@ def test_steps_are_the_completed_ones_and_the_rest_is_said_apart(tmp_path):
     )
 
 
+def test_a_step_that_the_end_of_the_recording_cut_off_is_not_complete(tmp_path):
+    """The processes count what they close: 20 each, of which the recording cut the last."""
+    facts, spans, _ = generate(Schedule(ranks=2, steps=20))
+    last = (pl.col("kind") == "step") & (pl.col("step") == 19)
+    cut = pl.when(last).then(pl.lit('{"incomplete":true}')).otherwise("attributes")
+    spans = spans.with_columns(attributes=cut)
+    counters = pl.DataFrame(
+        {"rank": [0, 1], "kind": ["step"] * 2, "count": [20, 20], "bytes": [0, 0]}
+    )
+    run = dataclasses.replace(load_run(save(tmp_path, facts, spans)), counters=counters)
+    answer = report(run)
+    assert (answer.throughput.complete_steps, answer.throughput.steps) == (19, 20)
+    # What was lost to the ring counts: 30 closed, one of them cut off.
+    more = dataclasses.replace(run, counters=counters.with_columns(count=pl.lit(30)))
+    assert report(more).throughput.complete_steps == 29
+
+
+def test_a_rank_without_a_numbered_step_is_said(tmp_path):
+    facts, spans, _ = generate(Schedule(steps=20))
+    without = (pl.col("rank") != 3) | (pl.col("kind") != "step")
+    spans = spans.filter(without).with_columns(
+        step=pl.when(pl.col("rank") != 3).then("step"),
+    )
+    answer = report(save(tmp_path, facts, spans))
+    assert dict(answer.view().blocks[0].items)["steps"] == "20 complete on 3 of 4 ranks"
+    assert (
+        "rank 3: spans, but none in a numbered step; the steps' figures lack it" in answer.missing
+    )
+
+
 def test_totals_that_lack_a_rank_say_so(tmp_path):
     facts, spans, _ = generate(Schedule(steps=20))
     ranks = tuple(r for r in facts.ranks if r.rank != 3)

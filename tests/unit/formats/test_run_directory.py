@@ -347,6 +347,23 @@ def test_run_json_gives_the_facts(one, tmp_path):
     assert "m" in data.missing
 
 
+def test_ends_of_processes_are_read_and_what_is_no_end_is_left_out(one, tmp_path):
+    one.save()
+    known = {"pid": 5, "rank": 0, "node": "n1", "exit_code": 3, "ended_ns": 10**18}
+    signalled = known | {"pid": 6, "exit_code": None}
+    there = known | {"pid": 7, "exit_code": None, "ended_ns": None}
+    odd = [None, 3, {}, {"node": "n1"}, known | {"pid": "5"}]
+    values = [*odd, known, signalled, there, known | {"pid": 8, "exit_code": 999, "ended_ns": -1}]
+    run = {"schema": "kansoku.run/1", "run": "r", "processes": values}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    ends = read_run(tmp_path).facts.ends
+    assert [(e.node, e.pid, e.exit_code, e.ended_ns) for e in ends] == [
+        ("n1", 5, 3, 10**18), ("n1", 6, None, 10**18), ("n1", 7, None, None), ("n1", 8, None, None),
+    ]  # fmt: skip
+    (tmp_path / "run.json").write_text(json.dumps(run | {"processes": 3}))
+    assert read_run(tmp_path).facts.ends == ()
+
+
 def test_a_phase_without_peak_memory_keeps_its_run_queue_wait(one, tmp_path):
     """Peak memory is noted every eighth step, the wait for the CPU in every phase."""
     one.span("forward", 1_000, 2_000, value_a=500.0, peak_rss_bytes=4096, step=0)

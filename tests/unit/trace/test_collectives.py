@@ -150,3 +150,26 @@ def test_all_inside_and_nobody_missing():
     states = last_states(table)
     (blocked,) = blocked_collectives(collective_rows(table, TWO), TWO, states)
     assert (blocked.waiting, blocked.missing) == ((0, 1), ())
+
+
+def test_groups_without_known_members_are_matched_with_nobody():
+    """Each process named a group of its own "unknown-1": nothing says that it is the same."""
+    own = ("unknown-1", None, ())
+    table = spans(
+        (0, "collective", "allreduce", 100, 400, "unknown-1", 1, 1000),
+        (1, "collective", "allreduce", 300, 400, "unknown-1", 1, 1000),
+        (1, "collective", "allreduce", 500, None, "unknown-1", 2, 1000),
+    )
+    two = facts([own], [own])
+    rows = collective_rows(table, two)
+    matched = arrivals(rows)
+    assert matched.is_empty()
+    seen = {one.group: one for one in summarise(rows, matched, two)}
+    assert {name: (one.count, one.bytes) for name, one in seen.items()} == {
+        "unknown-1 of rank 0": (1, 1000), "unknown-1 of rank 1": (2, 2000),
+    }  # fmt: skip
+    for one in seen.values():
+        assert (one.busbw_bytes_per_s, one.wait_ratio) == (None, None)
+        assert one.description == "members unknown"
+    assert blocked_collectives(rows, two, last_states(table)) == ()
+    assert read_layout(two, table).world == 2

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.labs.generated_run import MS, Schedule, generate
 
 from kansoku.model import PHASES, table_schema
+from kansoku.model.tables import PROCESS_SHIFT
 from kansoku.trace.steps import merge_steps, queue_rows, step_rows
 
 NAMES = [f"{phase.value}_ns" for phase in PHASES]
@@ -121,6 +122,29 @@ def test_the_last_step_is_kept_and_flagged():
     assert answer["duration_ns"].to_list() == [100, 50]
     incomplete = [span("step", 0, 10, step=0, attributes={"incomplete": True})]
     assert step_rows(table(incomplete))["complete"].to_list() == [False]
+
+
+def test_what_a_killed_process_left_open_ends_with_it():
+    """Started again, the rank has another main thread; steps of 100, a backward of 20 in each."""
+    again = 1 << PROCESS_SHIFT
+    rows = [
+        span("step", 0, 100, step=0, thread=7),
+        span("backward", 10, 30, thread=7),
+        span("step", 100, None, step=1, thread=7),
+        span("forward", 110, 140, thread=7),
+        span("backward", 150, None, thread=7),
+        span("step", 5000, 5100, step=2, thread=8),
+        span("backward", 5010, 5030, thread=8),
+        span("collective", 5015, 5025, thread=8),
+    ]
+    spans = table(rows).with_columns(
+        id=pl.col("id") + pl.when(pl.col("thread") == 8).then(again).otherwise(0)
+    )
+    answer = step_rows(spans)
+    assert answer["duration_ns"].to_list() == [100, 50, 100]
+    assert answer["backward_ns"].to_list() == [20, 0, 10]
+    assert answer["collective_ns"].to_list() == [0, 0, 10]
+    assert answer["other_ns"].to_list() == [80, 20, 80]
 
 
 def test_a_span_across_steps_is_cut_at_the_boundary():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from kansoku.app._few_ranks import few_ranks
+from kansoku.app.report._ends import FirstEnd, first_end
 from kansoku.app.report._load import LoadedRun
 from kansoku.app.report._states import BlackBox, RankState
 from kansoku.model import Domain, Evidence, Finding, Phase, Severity, Subject, Verdict
@@ -195,17 +196,45 @@ def _doing(rank: RankState) -> str:
     return text
 
 
-def _gone(rank: RankState) -> Finding:
-    """Return that a rank's process ended without closing its record."""
+def _ended_first(first: FirstEnd) -> Finding:
     return Finding(
-        id="rank.gone",
+        id="rank.ended_first",
+        subject=Subject(kind="rank", name=str(first.rank.rank)),
+        domain=None,
+        verdict=Verdict.FOUND,
+        severity=Severity.CRITICAL if first.rank.failed else Severity.WARNING,
+        confidence=0.97 if first.sure else 0.6,
+        sentence=first.sentence,
+        evidence=(
+            Evidence(
+                sentence=first.evidence,
+                source=f"end of pid {first.rank.pid}",
+                time_ns=first.ended_ns,
+            ),
+        ),
+        source=_SOURCE,
+        onset_ns=first.ended_ns,
+    )
+
+
+def _gone(rank: RankState, first: FirstEnd | None) -> Finding:
+    """Return that a rank's process ended without closing its record."""
+    after = first is not None and rank.rank in first.after
+    how = "as after SIGKILL or a crash"
+    if first is not None and after:
+        what = f"rank {first.rank.rank}" if rank.end else f"the record of rank {first.rank.rank}"
+        how = f"after {what} had ended, as where a launcher ends who is left"
+    elif rank.end is not None:
+        how = "by a signal"
+    return Finding(
+        id="rank.ended_after" if after else "rank.gone",
         subject=Subject(kind="rank", name=str(rank.rank)),
         domain=None,
         verdict=Verdict.FOUND,
-        severity=Severity.CRITICAL,
+        severity=Severity.WARNING if after else Severity.CRITICAL,
         confidence=0.95,
         sentence=f"Rank {rank.rank} (pid {rank.pid} on {rank.node}) ended without closing "
-        f"its record, as after SIGKILL or a crash; it was {_doing(rank)}.",
+        f"its record, {how}; it was {_doing(rank)}.",
         evidence=(
             Evidence(
                 sentence="its record was open and the process is not there",
@@ -287,7 +316,9 @@ def _black_box(run: LoadedRun, box: BlackBox) -> list[Finding]:
         return []
     gone = [rank for rank in box.ranks if rank.process == "gone"]
     status = {rank.rank: rank for rank in box.ranks}
-    found = [_gone(rank) for rank in gone[:8]]
+    first = first_end(box, run.facts.exit_code)
+    found = [] if first is None else [_ended_first(first)]
+    found += [_gone(rank, first) for rank in gone[:8]]
     found += [_blocked(run, blocked, status) for blocked in box.blocked[:8]]
     code = run.facts.exit_code
     return found if code in (0, None) else [*found, _failed(run, code)]

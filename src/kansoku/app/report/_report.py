@@ -15,7 +15,7 @@ from kansoku.app.report._states import BlackBox, read_black_box
 from kansoku.model import Finding, Mfu, RunFacts
 from kansoku.trace.clocks import MIN_MATCHES, ClockModel, ClockOffset
 from kansoku.trace.collectives import CollectiveSummary, summarise
-from kansoku.trace.steps import gc_rows, queue_rows
+from kansoku.trace.steps import cut_steps, gc_rows, queue_rows
 from kansoku.trace.stragglers import StragglerReport, find_stragglers
 from kansoku.trace.throughput import Throughput, measure, model_utilisation
 from kansoku.view import View
@@ -172,6 +172,8 @@ def _job(answer: Report) -> dict[str, Any]:
                 "node": r.node,
                 "pid": r.pid,
                 "process": r.process,
+                "exit_code": None if r.end is None else r.end.exit_code,
+                "ended_ns": None if r.end is None else r.end.ended_ns,
                 "step": r.state.step,
                 "in": r.state.kind,
                 "name": r.state.name,
@@ -198,13 +200,20 @@ def _job(answer: Report) -> dict[str, Any]:
 
 
 def _with_counters(run: LoadedRun, throughput: Throughput) -> Throughput:
-    """Count complete steps as the processes did: that survives a ring too small for its run."""
+    """Count complete steps as the processes did: that survives a ring too small for its run.
+
+    They counted what they closed, also a step that the end of the recording cut off.
+    """
     if run.counters is None or run.counters.is_empty():
         return throughput
-    counted = run.counters.filter(pl.col("kind") == "step")["count"].min()
-    if not isinstance(counted, int) or counted <= throughput.complete_steps:
+    closed = dict(run.counters.filter(pl.col("kind") == "step").select("rank", "count").iter_rows())
+    begun = max(closed.values(), default=0)
+    for rank, cut in cut_steps(run.spans).items():
+        closed[rank] = closed.get(rank, cut) - cut
+    counted = min(closed.values(), default=0)
+    if counted <= throughput.complete_steps:
         return throughput
-    return replace(throughput, complete_steps=counted, steps=max(throughput.steps, counted))
+    return replace(throughput, complete_steps=counted, steps=max(throughput.steps, begun))
 
 
 def _collectives_lost(run: LoadedRun) -> str | None:
@@ -238,6 +247,18 @@ def _unseen(run: LoadedRun, throughput: Throughput) -> str | None:
     )
 
 
+def _unnumbered(run: LoadedRun) -> list[str]:
+    """Say which ranks have spans and are in no step."""
+    ranks = run.spans.filter(pl.col("rank").is_not_null())["rank"].unique()
+    lacking = sorted(set(ranks.to_list()) - set(run.steps["rank"].unique().to_list()))
+    if not lacking or run.steps.is_empty():
+        return []
+    them = "it" if len(lacking) == 1 else "them"
+    return [
+        f"{few_ranks(lacking)}: spans, but none in a numbered step; the steps' figures lack {them}"
+    ]
+
+
 def report(run: Path | str | LoadedRun, *, policy: ReportPolicy | None = None) -> Report:
     """Analyse a run directory and return its report; raise InputError where there is no run."""
     if not isinstance(run, LoadedRun):
@@ -266,6 +287,7 @@ def report(run: Path | str | LoadedRun, *, policy: ReportPolicy | None = None) -
     )
     box = read_black_box(run)
     missing = list(run.missing) + ([] if unseen is None else [unseen])
+    missing += _unnumbered(run)
     if reason is not None:
         missing.append(f"no MFU: {reason}")
     if throughput.tokens_per_s is None:

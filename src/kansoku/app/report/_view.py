@@ -35,6 +35,7 @@ from kansoku.view.units import in_bytes
 
 if TYPE_CHECKING:
     from kansoku.app.report._report import Report
+    from kansoku.app.report._states import RankState
 
 __all__ = ["build_view"]
 
@@ -102,11 +103,15 @@ def _head(report: "Report") -> list[tuple[str, str]]:
     axes = " × ".join(f"{axis} {size}" for axis, size in layout.to_json().items() if size > 1)
     ranks = f"{layout.world} on {len(facts.nodes)} node{'s' if len(facts.nodes) != 1 else ''}"
     items.append(("ranks", f"{ranks}, {axes or 'no parallelism'}"))
-    steps = f"{t.complete_steps} complete"
+    partly = 0 < t.ranks_seen < layout.world
+    steps = f"{t.complete_steps} complete" + (
+        f" on {t.ranks_seen} of {layout.world} ranks" if partly else ""
+    )
     if t.steps == t.complete_steps + 1 and facts.exit_code == 0 and _only_begun(report):
         steps += ", and what came after the last update"
     elif t.complete_steps != t.steps:
-        steps += f", {t.steps - t.complete_steps} begun and not completed on every rank"
+        where = "all of them" if partly else "every rank"
+        steps += f", {t.steps - t.complete_steps} begun and not completed on {where}"
     items.append(("steps", steps))
     time = f"mean {_ms(t.mean_step_ns)}, median {_ms(t.median_step_ns)}, p95 {_ms(t.p95_step_ns)}"
     if t.trend_ratio is not None:
@@ -116,9 +121,7 @@ def _head(report: "Report") -> list[tuple[str, str]]:
     if t.tokens_per_s is not None and t.tokens_per_s_per_gpu is not None:
         unit = "rank (CPU)" if facts.ranks and facts.ranks[0].device == "cpu" else "GPU"
         rate = f"{t.tokens_per_s:,.0f} tokens/s, {t.tokens_per_s_per_gpu:,.0f} tokens/s/{unit}"
-    seen = (
-        f" (of {t.ranks_seen} of {layout.world} ranks)" if 0 < t.ranks_seen < layout.world else ""
-    )
+    seen = f" (of {t.ranks_seen} of {layout.world} ranks)" if partly else ""
     items.append(("throughput", rate + seen))
     items.append(("model FLOPs", f"{scaled(t.flops_per_step, 'FLOP')} a step{seen}"))
     items.append(("MFU", _mfu(report)))
@@ -219,7 +222,7 @@ def _black_box(report: "Report") -> list[Block]:
             r.rank,
             r.node,
             r.pid,
-            r.process,
+            _process_text(r),
             r.state.step,
             _state_text(r.state.kind, r.state.name, r.state.group, r.state.sequence),
             None if r.state.since_ns is None else _clock(r.state.since_ns),
@@ -242,7 +245,7 @@ def _black_box(report: "Report") -> list[Block]:
             ],
             rows=rows,
             tones=[
-                Tone.BAD if r.process == "gone" else Tone.PLAIN
+                Tone.BAD if r.process == "gone" or r.failed else Tone.PLAIN
                 for r in report.box.ranks[:_MAX_LANES]
             ],
             note=None
@@ -250,6 +253,11 @@ def _black_box(report: "Report") -> list[Block]:
             else f"first {_MAX_LANES} of {len(report.box.ranks)} ranks; all in --json",
         )
     ]
+
+
+def _process_text(rank: "RankState") -> str:
+    code = None if rank.end is None else rank.end.exit_code
+    return rank.process if code is None else f"exit code {code}"
 
 
 def _state_text(kind: str | None, name: str | None, group: str | None, sequence: int | None) -> str:
