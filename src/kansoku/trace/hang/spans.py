@@ -12,12 +12,12 @@ __all__ = ["states_of_spans"]
 _P2P = {"send", "recv", "isend", "irecv"}
 
 
-def _operation(row: dict[str, object]) -> Operation:
+def _operation(row: dict[str, object], group: str) -> Operation:
     name = str(row["name"])
     is_p2p = name in _P2P
     sequence = row["sequence"] if isinstance(row["sequence"], int) else None
     return Operation(
-        group=str(row["group"]),
+        group=group,
         sequence=None if is_p2p else sequence,
         p2p_sequence=sequence if is_p2p else None,
         name=name.removeprefix("i") if is_p2p else name,
@@ -39,6 +39,13 @@ def states_of_spans(spans: pl.DataFrame, facts: RunFacts) -> list[RankState]:
         & pl.col("sequence").is_not_null()
         & pl.col("rank").is_not_null()
     )
+    # Of groups whose members are not known the names are the processes' own.
+    own = {
+        (r.rank, g.name): f"{g.name} of rank {r.rank}"
+        for r in facts.ranks
+        for g in r.groups
+        if not g.ranks
+    }
     reached: dict[int, dict[str, Status]] = defaultdict(dict)
     for row in (
         collectives.group_by("rank", "group")
@@ -49,11 +56,13 @@ def states_of_spans(spans: pl.DataFrame, facts: RunFacts) -> list[RankState]:
         .iter_rows(named=True)
     ):
         completed = row["completed"] if row["completed"] is not None else row["enqueued"] - 1
-        reached[row["rank"]][row["group"]] = Status(enqueued=row["enqueued"], completed=completed)
+        group = own.get((row["rank"], row["group"]), row["group"])
+        reached[row["rank"]][group] = Status(enqueued=row["enqueued"], completed=completed)
     open_now = collectives.filter(pl.col("duration_ns").is_null())
     operations: dict[int, list[Operation]] = defaultdict(list)
     for row in open_now.iter_rows(named=True):
-        operations[row["rank"]].append(_operation(row))
+        group = own.get((row["rank"], row["group"]), row["group"])
+        operations[row["rank"]].append(_operation(row, group))
     states = []
     for rank in facts.ranks:
         if rank.rank is None:
@@ -63,10 +72,9 @@ def states_of_spans(spans: pl.DataFrame, facts: RunFacts) -> list[RankState]:
                 rank=rank.rank,
                 file=f"{rank.node}/{rank.pid}",
                 groups={
-                    group.name: Group(
-                        name=group.name, description=group.description, ranks=group.ranks
-                    )
+                    name: Group(name=name, description=group.description, ranks=group.ranks)
                     for group in rank.groups
+                    for name in (own.get((rank.rank, group.name), group.name),)
                 },
                 status=reached[rank.rank],
                 operations=tuple(operations[rank.rank]),
