@@ -12,8 +12,23 @@ UNIX = 1_700_000_000_000_000_000
 MS = 1_000_000
 
 
-def record(folder, rank, *, last_ms, closed, node="lost", steps=3, cut=True, pid=None, begun_ms=1):
-    """Write a rank's ring: steps of 10 ms, and one open or cut off at its last sign of life."""
+def record(
+    folder,
+    rank,
+    *,
+    last_ms,
+    closed,
+    node="lost",
+    steps=3,
+    cut=True,
+    pid=None,
+    begun_ms=1,
+    inside=None,
+):
+    """Write a rank's ring: steps of 10 ms, and one open or cut off at its last sign of life.
+
+    ``inside`` is a phase that the open step had begun with it and not ended.
+    """
     buffer, pid = bytearray(1 << 17), pid or 100 + rank
     anchor = (begun_ms * MS, UNIX + begun_ms * MS)
     ring.format_ring(buffer, pid=pid, process_start=9, anchor=anchor, lane_shares=(1,))
@@ -31,6 +46,8 @@ def record(folder, rank, *, last_ms, closed, node="lost", steps=3, cut=True, pid
         span = writer.open(template, begin, steps, 0)
         if closed:
             writer.close(span, begin, last_ms * MS, -1)
+    if inside:
+        writer.open(ring.pack_template(ring.KIND_CODES[inside]), begin, steps, span)
     if closed:
         writer.set_state(ring.CLOSED)
     now = -1 if steps is None else steps
@@ -74,6 +91,14 @@ def test_the_rank_that_exited_is_named_and_not_its_victim(tmp_path):
     assert str(found.findings[0].subject) == "rank:1"
     states = {s["rank"]: s for s in found.to_json()["job"]["last_states"]}
     assert (states[1]["exit_code"], states[0]["exit_code"]) == (3, None)
+
+
+def test_what_it_was_in_lasted_until_its_own_end(tmp_path):
+    """The run went on to 1,000 ms; rank 0 was in a backward from 31 ms to its end at 231 ms."""
+    record(tmp_path, 0, last_ms=31, closed=False, inside="backward")
+    record(tmp_path, 1, last_ms=50, closed=True)
+    found = said(answer(tmp_path, processes=[end(0, None, 231), end(1, 3, 50)]))
+    assert found["rank.ended_after"].endswith("it was in backward of step 3 for 0.2 s.")
 
 
 def test_ends_too_near_have_no_order(tmp_path):

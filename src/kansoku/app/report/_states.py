@@ -36,7 +36,7 @@ class RankState:
     alive_ns: int | None
     """Unix time of its last sign of life."""
     duration_ns: int | None
-    """How long it had been in it: until now if it runs, until its last sign of life otherwise."""
+    """How long it had been in it: until now if it runs, else until its end, or that of the run."""
     end: ProcessEnd | None = None
     """None where nobody watched the process."""
     closed_ns: int | None = None
@@ -128,7 +128,8 @@ def read_black_box(run: LoadedRun, *, now: Callable[[], int] = time.time_ns) -> 
             [t for t in (process.alive_ns if process else None, state.last_record_ns) if t],
             default=None,
         )
-        until = now() if status == "running" else run.facts.end_ns or alive
+        seen_end = None if end is None else end.ended_ns
+        until = now() if status == "running" else seen_end or run.facts.end_ns or alive
         since = state.since_ns
         ranks.append(
             RankState(
