@@ -1,13 +1,13 @@
 """Watch a job that is already running, from outside: ``kansoku attach``."""
 
-import errno
+import contextlib
 import gc
 import json
 import os
-import platform
+import re
 import secrets
+import shlex
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,12 +15,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kansoku.capture.attach import BpfError, Observer, Process, descendants
+from kansoku.app._attach_refusals import (
+    check_platform,
+    make_observer,
+    refused,
+    remedy,
+    unwritable,
+)
+from kansoku.app.run import _make_ring_dir, _refusal, _write_in_place
+from kansoku.capture.attach import Observer, Process, Watched, descendants
 from kansoku.capture.attach.probes import library_of
 from kansoku.capture.attach.slurm import cgroup_job, parse_listpids
 from kansoku.capture.payload.drain import Drain
 from kansoku.errors import InputError, PlatformError
 from kansoku.formats.run_directory import read_run
+from kansoku.model import ring
 
 __all__ = ["Attachment", "attach", "slurm_processes"]
 
@@ -29,7 +38,6 @@ _DRAIN_S = 0.1
 _FIND_S = 0.25
 _SAY_S = 1.0
 _ASK_SLURM_S = 1.0
-_REMEDY = "run as root, or give the capabilities CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +53,10 @@ class Attachment:
     events: int
     dropped: int
     missing: tuple[str, ...] = field(default=())
+    left: str | None = None
+    """Which records are in their rings alone, and how to read and remove them: a full disk."""
+    end_written: bool = True
+    """False where ``run.json`` could not be told how it ended: nobody else will say it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer of ``attach --json``."""
@@ -128,30 +140,18 @@ def attach(
         pass
     finally:
         session.end()
+    session.check_room()
     return session.outcome(reason)
 
 
-def _check_platform() -> None:
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        raise PlatformError(
-            f"watching from outside is written for x86-64 Linux, not {platform.machine()}",
-            remedy="start the job with kansoku run",
-        )
-
-
-def _make_observer(ring_dir: Path, run: str, node: str, *, launches: bool) -> Observer:
+def _process_of(pid: int) -> int:
+    """Return the process that a thread belongs to; a process is its own."""
     try:
-        return Observer(ring_dir=str(ring_dir), run=run, node=node, launches=launches)
-    except BpfError as error:
-        if error.errno in (errno.EPERM, errno.EACCES):
-            raise PlatformError(
-                "the kernel lets us load no eBPF program", where="bpf()", remedy=_REMEDY
-            ) from error
-        raise PlatformError(
-            f"this kernel has no usable eBPF: {error}",
-            where=f"Linux {os.uname().release}",
-            remedy="Linux 6.6 or newer is needed (uprobe_multi); or start the job with kansoku run",
-        ) from error
+        status = Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        return pid
+    found = re.search(rb"^Tgid:\s+(\d+)$", status, re.MULTILINE)
+    return int(found[1]) if found else pid
 
 
 class _Copies(Drain):
@@ -173,13 +173,29 @@ class _Copies(Drain):
         copy.poll()
         if copy.failed:
             return False
+        still_open = sum(len(spans) for spans in copy.open)
         try:
+            # What a full disk takes of a write is no error: ask for all room before.
+            os.posix_fallocate(copy.file, 0, copy.size + still_open * ring.RECORD_BYTES)
             copy.finish()
         except OSError:
             return False
         del self.copies[name]
         self.finished.add(name)
         return True
+
+    def give_up(self) -> None:
+        """Leave what is not complete to its rings; of its copies stays what can be read."""
+        for copy in self.copies.values():
+            with contextlib.suppress(OSError):
+                os.ftruncate(copy.file, min(copy.size, os.fstat(copy.file).st_size))
+                try:
+                    ring.read_header(os.pread(copy.file, copy.records_offset, 0))
+                except ring.RingError:
+                    target = Path(copy.target)
+                    target.unlink()
+                    target.parent.rmdir()
+        self.release()
 
 
 class _Job:
@@ -223,6 +239,13 @@ class _Session:
         self.roots: list[int] = []
         self.job: _Job | None = None
         self.children = True
+        self.refused: dict[int, PermissionError] = {}
+        """Processes that we may not watch."""
+        self.ended_ns: dict[int, int] = {}
+        """Unix time at which a process was seen to end."""
+        self.left: str | None = None
+        self.end_written = True
+        self._made: list[Path] = []
         self._drained = self._found = self._said = 0.0
 
     @classmethod
@@ -235,7 +258,8 @@ class _Session:
         children: bool,
         launches: bool,
     ) -> "_Session":
-        _check_platform()
+        check_platform()
+        pids = list(dict.fromkeys(_process_of(pid) for pid in pids))
         try:
             command = Process(pids[0]).command()
             for pid in pids[1:] if slurm_job is None else []:
@@ -252,15 +276,6 @@ class _Session:
                 "this folder holds another run", where=str(out), remedy="choose another --out"
             )
         ring_dir = Path(os.environ.get("KANSOKU_RING_DIR") or "/dev/shm/kansoku") / run  # noqa: S108
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            ring_dir.mkdir(parents=True, mode=0o700)
-        except OSError as error:
-            raise InputError(
-                f"a folder cannot be written: {error.strerror}",
-                where=str(error.filename),
-                remedy="choose another --out, or KANSOKU_RING_DIR",
-            ) from error
         node = os.environ.get("KANSOKU_NODE") or os.uname().nodename
         facts = {
             "schema": "kansoku.run/1",
@@ -274,25 +289,72 @@ class _Session:
             "ring_dir": str(ring_dir),
             "ring_node": os.uname().nodename,
             "ranks": [],
+            "processes": [],
             "missing": [],
         }
-        try:
-            observer = _make_observer(ring_dir, run, node, launches=launches)
-        except PlatformError:
-            ring_dir.rmdir()
-            raise
+        observer = make_observer(ring_dir, run, node, launches=launches)
         session = cls(out=out, run=run, ring_dir=ring_dir, observer=observer, facts=facts)
         session.roots, session.children = pids, children
+        try:
+            session.take_up()
+        except BaseException:
+            observer.close()
+            session.remove()
+            raise
         if slurm_job is not None:
             session.job = _Job(slurm_job)
-        session.write()
         return session
 
-    def write(self) -> None:
-        """Write ``run.json``."""
+    def take_up(self) -> None:
+        """Make the folders and watch what is there. Raise KansokuError where either is refused."""
+        self._made = [path for path in (self.out, *self.out.parents) if not path.exists()]
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            _make_ring_dir(self.ring_dir)
+            self.ring_dir.mkdir(mode=0o700, exist_ok=True)  # where it could not be made: says why
+        except OSError as error:
+            raise unwritable("a folder", error, Path(error.filename or self.out)) from error
+        try:
+            self._write()
+        except OSError as error:
+            raise unwritable("run.json", error, self.out) from error
+        self._find()
+        if self.refused and not self.observer.watched:
+            refusals = [refused(pid, error) for pid, error in self.refused.items()]
+            raise PlatformError("; ".join(refusals), remedy=remedy())
+
+    def remove(self) -> None:
+        """Remove what was made: nothing was recorded."""
+        with contextlib.suppress(OSError):
+            (self.out / "run.json").unlink()
+        for folder in (self.ring_dir, *self._made):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def _write(self) -> None:
+        """Write ``run.json``. Raise OSError where it cannot be; nothing partial is left."""
         partial = self.out / f".run.json.{os.getpid()}"
-        partial.write_text(json.dumps(self.facts, indent=1), encoding="utf-8")
-        partial.replace(self.out / "run.json")
+        try:
+            partial.write_text(json.dumps(self.facts, indent=1), encoding="utf-8")
+            partial.replace(self.out / "run.json")
+        except OSError:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
+
+    def write_end(self) -> bool:
+        """Write how it ended, over what is there where the disk is full; say whether it was."""
+        try:
+            self._write()
+        except OSError as error:
+            file = self.out / "run.json"
+            if _write_in_place(file, self.facts) or _write_in_place(
+                file, {**self.facts, "processes": []}
+            ):
+                return True
+            self.miss(f"{file} could not be told how it ended: {error.strerror}")
+            return False
+        return True
 
     def miss(self, sentence: str) -> None:
         if sentence not in self.facts["missing"]:
@@ -309,9 +371,9 @@ class _Session:
         while True:
             now = time.monotonic()
             if now - self._found >= _FIND_S:
-                self._found = now
                 self._find()
             self.observer.poll()
+            self._note_ends()
             if now - self._drained >= _DRAIN_S:
                 self._drained = now
                 self.drain.poll()
@@ -323,15 +385,37 @@ class _Session:
                 return "detached"
             if duration_s is not None and now - began >= duration_s:
                 return "duration"
-            if not any(_runs(pid) for pid in self._named()) and all(
-                watched.ended for watched in self.observer.watched.values()
-            ):
+            if self._no_room() or not self._goes_on():
                 return "ended"
             time.sleep(_POLL_S)
 
     def _named(self) -> list[int]:
         """Return the named processes, and the job's as it is now."""
         return [*self.roots, *(self.job.pids if self.job is not None else ())]
+
+    def _goes_on(self) -> bool:
+        """Say whether there is more to come: a process we may not watch is not waited for."""
+        watched = self.observer.watched
+        return any(not each.ended for each in watched.values()) or any(
+            _runs(pid)
+            for pid in self._named()
+            if pid not in self.refused and not (pid in watched and watched[pid].failure)
+        )
+
+    def _no_room(self) -> list[Watched]:
+        """Return the processes whose ring could not be made, where no record is of any."""
+        watched = self.observer.watched.values()
+        if any(each.book.calls for each in watched):
+            return []
+        return [each for each in watched if each.failure]
+
+    def _note_ends(self) -> None:
+        for pid, watched in self.observer.watched.items():
+            if pid in self.ended_ns:
+                continue
+            gone = watched.ended and not watched.failure and not watched.process.alive()
+            if gone or watched.exit_code is not None:
+                self.ended_ns[pid] = time.time_ns()
 
     def _complete_ended(self) -> None:
         """Keep the records of ended processes and free their rings."""
@@ -353,6 +437,7 @@ class _Session:
         if self.children:
             wanted = [below for root in wanted for below in descendants(root)]
         own = os.getpid()
+        self._found = time.monotonic()
         for pid in dict.fromkeys(wanted):
             known = self.observer.watched.get(pid)
             if pid == own or (known is not None and not known.ended) or not _runs(pid):
@@ -361,10 +446,9 @@ class _Session:
                 continue
             try:
                 self.observer.add(pid)
+                self.refused.pop(pid, None)
             except PermissionError as error:
-                raise PlatformError(
-                    f"process {pid} may not be watched", where=f"/proc/{pid}", remedy=_REMEDY
-                ) from error
+                self.refused[pid] = error
             except (ProcessLookupError, FileNotFoundError):
                 continue
             except OSError as error:
@@ -383,21 +467,35 @@ class _Session:
         if self.job is not None:
             self.job.close()
         self.observer.close()
+        self._note_ends()
+        for pid, error in self.refused.items():
+            self.miss(refused(pid, error))
         for watched in self.observer.watched.values():
             if watched.failure:
                 self.miss(f"process {watched.pid} is not watched: {watched.failure}")
         self.drain.poll()
         for name in list(self.drain.copies):
-            if not self.drain.complete(name):
-                self.miss(f"{name} could not be written; its ring is still in {self.ring_dir}")
-        try:
-            self.ring_dir.rmdir()
-        except OSError:
-            self.miss(f"rings are left in {self.ring_dir}")
+            self.drain.complete(name)
+        self.drain.give_up()
+        self.left = self._left()
+        if self.left:
+            self.miss(self.left)
         self.facts["end_ns"] = time.time_ns()
         codes = {w.exit_code for w in self.observer.watched.values() if w.book.calls}
         if len(codes) == 1:
             self.facts["exit_code"] = codes.pop()
+        self.facts["processes"] = [
+            {
+                "pid": watched.pid,
+                # A launcher's environment may name a rank, too, as Slurm's does.
+                "rank": watched.rank if watched.book.calls and watched.rank >= 0 else None,
+                "node": self.facts["nodes"][0],
+                "exit_code": watched.exit_code,
+                "ended_ns": self.ended_ns.get(watched.pid),
+            }
+            for watched in self.observer.watched.values()
+            if watched.book.calls or watched.pid in self.roots
+        ]
         try:
             data = read_run(self.out)
             self.facts["ranks"] = [
@@ -405,11 +503,54 @@ class _Session:
                 for r in data.facts.ranks
             ]
             if not data.facts.ranks:
-                self.miss("no process was seen to train: none called torch's process groups or "
-                          "autograd, NCCL or CUDA")  # fmt: skip
-        except InputError as error:
+                self._say_why_none()
+        except (InputError, OSError) as error:
             self.miss(str(error))
-        self.write()
+        self.end_written = self.write_end()
+
+    def _left(self) -> str | None:
+        """Remove the ring folder; where rings stay in it, say why, and what to do with them."""
+        try:
+            self.ring_dir.rmdir()
+        except FileNotFoundError:
+            return None
+        except OSError:
+            why = _refusal(self.out)
+            known = (self.out / "run.json").exists()
+            return (
+                f"records could not be written to {self.out}{f' ({why})' if why else ''}; rings "
+                f"that hold the only copy stay in {self.ring_dir}: "
+                f"kansoku report {shlex.quote(str(self.out if known else self.ring_dir))} "
+                f"on this node reads them, rm -r {shlex.quote(str(self.ring_dir))} removes them"
+            )
+        return None
+
+    def _say_why_none(self) -> None:
+        """Say why nobody was seen to train, where that is not said yet."""
+        unseen = [
+            f"process {watched.pid}: {sentence}"
+            for watched in self.observer.watched.values()
+            for sentence in watched.facts["missing"]
+            if "could not be probed" in sentence
+        ]
+        for sentence in unseen:
+            self.miss(sentence)
+        if not unseen and not self._no_room():
+            which = "process that may be watched" if self.refused else "process"
+            self.miss(f"no {which} was seen to train: none called torch's process groups or "
+                      "autograd, NCCL or CUDA")  # fmt: skip
+
+    def check_room(self) -> None:
+        """Raise PlatformError where no ring could be made at all; then nothing is left behind."""
+        failed = self._no_room()
+        if not failed:
+            return
+        self.remove()
+        raise PlatformError(
+            f"nothing was recorded: of process {failed[0].pid} {failed[0].failure}",
+            where=str(self.ring_dir.parent),
+            remedy="free 8 MiB there for each process, or name another folder by KANSOKU_RING_DIR",
+        )
 
     def outcome(self, reason: str) -> Attachment:
         """Return what was seen."""
@@ -433,6 +574,8 @@ class _Session:
             events=self.observer.events,
             dropped=self.observer.dropped,
             missing=tuple(self.facts["missing"]),
+            left=self.left,
+            end_written=self.end_written,
         )
 
 

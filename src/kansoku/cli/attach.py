@@ -62,11 +62,23 @@ def command(
     )
     if live:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    shows = report and any(process["calls"] for process in outcome.processes)
     if as_json:
         print(orjson.dumps(outcome.to_json()).decode())
-    elif report:
+    elif shows:
         _report(outcome)
-    print(f"kansoku: run {outcome.run} is in {outcome.out} ({outcome.reason})", file=sys.stderr)
+    if not as_json and not (shows and outcome.end_written):
+        for sentence in outcome.missing:
+            _tell(sentence)
+    elif outcome.left:
+        _tell(outcome.left)  # the report says it too, somewhere above
+    _tell(f"run {outcome.run} is in {outcome.out} ({outcome.reason})")
+    if outcome.left:
+        raise typer.Exit(3)
+
+
+def _tell(sentence: str) -> None:
+    print(f"kansoku: {sentence}", file=sys.stderr)
 
 
 def _say(line: str) -> None:
@@ -74,14 +86,10 @@ def _say(line: str) -> None:
 
 
 def _report(outcome: Attachment) -> None:
-    """Draw the report on stderr, where anything was seen."""
+    """Draw the report on stderr."""
     from rich.console import Console
 
     from kansoku.app.report import report
     from kansoku.cli._draw import draw
 
-    if not any(process["calls"] for process in outcome.processes):
-        for sentence in outcome.missing:
-            print(f"kansoku: {sentence}", file=sys.stderr)
-        return
     draw(report(outcome.out).view(), Console(stderr=True, highlight=False))
