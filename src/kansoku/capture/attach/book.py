@@ -34,12 +34,10 @@ _OPTIMIZER_MARK = re.compile(r"Optimizer\.step#(.*)\.step$")
 _DATA_MARK = re.compile(r"enumerate\(DataLoader\)#")
 # GPipe's schedule; the schedules of many stages a rank. Backwards are seen as such anyway.
 _PIPELINE_MARK = re.compile(r"Forward \d+$|PP:\d+F\d+$")
-_MAX_WORKS = 100_000
-_MAX_MARKS = 256
+_MAX_WORKS, _MAX_MARKS = 100_000, 256
 _SAME_CALL_NS = 1_000_000
-_MAX_EARLY = 10_000
-_MAX_BETWEEN = 100
-_FEW_BACKWARDS = 3
+_MAX_EARLY, _MAX_BETWEEN, _FEW_BACKWARDS = 10_000, 100, 3
+_QUIET_NS = 5_000_000_000
 _RETURN_BYTES = 8
 """What a return takes off the stack."""
 
@@ -557,6 +555,8 @@ class Book:
 
     def idle(self, now: int) -> None:
         """Decide what waited for a next call that does not come."""
+        if self._early and now - self.last_ns > _QUIET_NS:
+            self._take_early()  # a hang shall be seen while it lasts
         for thread in self._threads.values():
             self._goes_on(thread)
         if self._over_ns and now - self._over_ns > 1_000_000_000:

@@ -339,3 +339,15 @@ def test_updates_without_numbers_are_told(tmp_path):
     story.update()
     story.book.finish(story.now * 1000)
     assert story.book.unseen() == ""  # numbered by time
+
+
+def test_a_hang_before_it_is_known_whether_the_process_is_new_is_seen_while_it_lasts(tmp_path):
+    story = Story(tmp_path, late=True)
+    story.mark("DistributedDataParallel.forward")
+    story.call("collective", name="broadcast", group="0", bytes=8)
+    story.call("work", this=9, number=1)
+    for seconds in (1, 6):
+        assert read_run(story.path).spans.height == 0
+        story.book.idle((story.now + seconds * 1_000_000) * 1000)
+    held = read_run(story.path).spans.filter(pl.col("duration_ns").is_null())
+    assert sorted(held["kind"]) == ["collective", "forward"]
