@@ -22,7 +22,7 @@ from kansoku.app._attach_refusals import (
     remedy,
     unwritable,
 )
-from kansoku.app.run import _make_ring_dir, _refusal, _write_in_place
+from kansoku.app._run_files import make_ring_dir, refusal, write_in_place
 from kansoku.capture.attach import Observer, Process, Watched, descendants
 from kansoku.capture.attach.probes import library_of
 from kansoku.capture.attach.slurm import cgroup_job, parse_listpids
@@ -310,7 +310,7 @@ class _Session:
         self._made = [path for path in (self.out, *self.out.parents) if not path.exists()]
         try:
             self.out.mkdir(parents=True, exist_ok=True)
-            _make_ring_dir(self.ring_dir)
+            make_ring_dir(self.ring_dir)
             self.ring_dir.mkdir(mode=0o700, exist_ok=True)  # where it could not be made: says why
         except OSError as error:
             raise unwritable("a folder", error, Path(error.filename or self.out)) from error
@@ -348,7 +348,7 @@ class _Session:
             self._write()
         except OSError as error:
             file = self.out / "run.json"
-            if _write_in_place(file, self.facts) or _write_in_place(
+            if write_in_place(file, self.facts) or write_in_place(
                 file, {**self.facts, "processes": []}
             ):
                 return True
@@ -515,7 +515,7 @@ class _Session:
         except FileNotFoundError:
             return None
         except OSError:
-            why = _refusal(self.out)
+            why = refusal(self.out)
             known = (self.out / "run.json").exists()
             return (
                 f"records could not be written to {self.out}{f' ({why})' if why else ''}; rings "

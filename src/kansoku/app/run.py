@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kansoku.app._processes import still_runs
+from kansoku.app._run_files import make_ring_dir, refusal, write_in_place
 from kansoku.app._run_live import LiveLine
 from kansoku.app.cpu_peak import measure_cpu_peak
 from kansoku.app.resources import watched_resources
@@ -33,7 +34,6 @@ _POLL_S = 0.25
 _LAST_WORDS_S = 3.0
 _MAX_UNOBSERVED = 8
 _MAX_DIGITS = 18
-_PROBE_BYTES = 64 << 10
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
 _FORWARDED = (
@@ -150,7 +150,7 @@ class _Launch:
         except OSError as error:  # a full disk must not end the job
             with contextlib.suppress(OSError):
                 partial.unlink()
-            if _write_in_place(self.out / "run.json", self.facts):
+            if write_in_place(self.out / "run.json", self.facts):
                 return True
             self.miss(f"run.json could not be written: {error.strerror}")
             return False
@@ -249,44 +249,12 @@ def _left(ring_dir: Path, out: Path) -> list[str]:
     if living:
         said.append("processes of the job outlived it; their rings are still in place")
     if ended:
-        why = _refusal(out)
+        why = refusal(out)
         said.append(
             f"records could not be written to {out}{f' ({why})' if why else ''}; "
             f"rings of ended processes ({ended}) were left in {ring_dir}"
         )
     return said
-
-
-def _refusal(folder: Path) -> str | None:
-    """Say why nothing can be written to a folder now; None where it can."""
-    probe = folder / f".probe-{os.getpid()}"
-    try:
-        probe.write_bytes(bytes(_PROBE_BYTES))
-    except OSError as error:
-        return error.strerror
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink(missing_ok=True)
-    return None
-
-
-def _write_in_place(file: Path, facts: Mapping[str, Any]) -> bool:
-    """Write over the file that is there, within the room it has; say whether it was done.
-
-    On a full disk this needs no new block. Ranks are left out where they would not fit: the rings
-    say them too.
-    """
-    try:
-        with file.open("r+b", buffering=0) as stream:
-            room = max(os.fstat(stream.fileno()).st_blocks * 512, os.fstat(stream.fileno()).st_size)
-            texts = (json.dumps(f, indent=1).encode() for f in (facts, {**facts, "ranks": []}))
-            text = next((text for text in texts if len(text) <= room), None)
-            if text is None or stream.write(text) != len(text):
-                return False
-            stream.truncate()
-    except OSError:
-        return False
-    return True
 
 
 def _unobserved(out: Path) -> list[str]:
@@ -335,7 +303,7 @@ def _prepare(command: Sequence[str], out: Path | None, base: dict[str, str]) -> 
         ) from error
     node = base.get("KANSOKU_NODE") or os.uname().nodename
     ring_dir = Path(base.get("KANSOKU_RING_DIR") or "/dev/shm/kansoku") / run_id  # noqa: S108
-    _make_ring_dir(ring_dir)
+    make_ring_dir(ring_dir)
     facts = {
         "schema": "kansoku.run/1",
         "run": run_id,
@@ -372,16 +340,6 @@ def _slurm_number(base: Mapping[str, str], name: str, missing: list[str]) -> int
         return int(text)
     missing.append(f"{name} is {text[:32]!r}, no number: taken as not set")
     return None
-
-
-def _make_ring_dir(folder: Path) -> None:
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if folder.parent.stat().st_uid == os.getuid():
-            folder.parent.chmod(0o1777)  # several users of one node, as in /tmp
-        folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError:
-        return  # the recorder will find the same, and run without a ring
 
 
 class _Signals:

@@ -117,12 +117,6 @@ def test_rings_that_could_not_be_kept_are_said(launch, tmp_path, monkeypatch):
     assert said in run_json(tmp_path)["missing"]
 
 
-def test_a_folder_that_refuses_says_why(tmp_path):
-    assert module._refusal(tmp_path) is None
-    assert list(tmp_path.iterdir()) == []
-    assert module._refusal(tmp_path / "none") == "No such file or directory"
-
-
 def test_ctrl_c_while_the_end_is_written_costs_nothing(launch, tmp_path, monkeypatch):
     """A press in the middle of the reading of the records."""
     read = module.read_run

@@ -203,6 +203,30 @@ def test_half_a_write_is_written_again(tmp_path, writer, drain, monkeypatch):
     assert len(closed(tmp_path)) == 7
 
 
+@pytest.mark.parametrize("which", range(4))
+def test_half_a_write_of_a_dead_writers_last_words_is_written_again(tmp_path, monkeypatch, which):
+    """Of the records, of the head, of what it was in: the ring stays until all is kept."""
+    gone = Writer(tmp_path / "rings", 2**22 + 5)  # beyond pid_max: nobody
+    gone.spans(3)
+    gone.writer.open(gone.template, 500, 4, 0)
+    drain = Drain(str(tmp_path / "rings"), str(tmp_path / "out"))
+    whole, calls = os.pwrite, []
+
+    def half(file, data, at):
+        calls.append(at)
+        return whole(file, data[: len(data) // 2] if len(calls) == which + 1 else data, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "pwrite", half)
+        drain.poll()
+    assert len(calls) >= min(which + 1, 3)
+    drain.poll()
+    data = read_run(tmp_path / "out")
+    assert len(data.spans) == 4
+    assert data.spans["duration_ns"].null_count() == 1
+    assert not list((tmp_path / "rings").iterdir())
+
+
 def test_a_dead_writers_open_spans_are_kept_and_its_ring_removed(tmp_path):
     gone = Writer(tmp_path / "rings", 2**22 + 5)  # beyond pid_max: nobody
     gone.spans(3)

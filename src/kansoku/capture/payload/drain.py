@@ -249,7 +249,8 @@ class _Copy:
             new += self.buffer[ring.HEADER_BYTES : self.records_offset]
         elif new == self._head:
             return
-        os.pwrite(self.file, new, 0)
+        if os.pwrite(self.file, new, 0) != len(new):
+            raise OSError("short write")
         self._head = new[: ring.HEADER_BYTES]
         self._body = b"" if change[0] & 1 else body  # odd: the facts are being written
 
@@ -258,7 +259,8 @@ class _Copy:
         left = [record for spans in self.open for record in spans.values()]
         if left:
             data = b"".join(left)
-            os.pwrite(self.file, data, self.size)
+            if os.pwrite(self.file, data, self.size) != len(data):
+                raise OSError("short write")
             self.size += len(data)
         os.ftruncate(self.file, self.size)
         try:

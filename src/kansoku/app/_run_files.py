@@ -1,0 +1,55 @@
+"""Folders and ``run.json`` of a run that is recorded, also where the disk is full."""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["make_ring_dir", "refusal", "write_in_place"]
+
+_PROBE_BYTES = 64 << 10
+
+
+def make_ring_dir(folder: Path) -> None:
+    """Make the folder for rings, beside those of other users; not where it cannot be made."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.parent.stat().st_uid == os.getuid():
+            folder.parent.chmod(0o1777)  # several users of one node, as in /tmp
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError:
+        return  # the recorder will find the same, and run without a ring
+
+
+def refusal(folder: Path) -> str | None:
+    """Say why nothing can be written to a folder now; None where it can."""
+    probe = folder / f".probe-{os.getpid()}"
+    try:
+        probe.write_bytes(bytes(_PROBE_BYTES))
+    except OSError as error:
+        return error.strerror
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return None
+
+
+def write_in_place(file: Path, facts: Mapping[str, Any]) -> bool:
+    """Write over the file that is there, within the room it has; say whether it was done.
+
+    On a full disk this needs no new block. Ranks are left out where they would not fit: the rings
+    say them too.
+    """
+    try:
+        with file.open("r+b", buffering=0) as stream:
+            room = max(os.fstat(stream.fileno()).st_blocks * 512, os.fstat(stream.fileno()).st_size)
+            texts = (json.dumps(f, indent=1).encode() for f in (facts, {**facts, "ranks": []}))
+            text = next((text for text in texts if len(text) <= room), None)
+            if text is None or stream.write(text) != len(text):
+                return False
+            stream.truncate()
+    except OSError:
+        return False
+    return True
