@@ -133,14 +133,15 @@ def test_without_exit_codes_a_closed_record_tells_who_was_first(tmp_path):
     assert "after the record of rank 1 had ended" in found["rank.ended_after"]
 
 
-def test_of_a_record_closed_between_steps_the_last_word_is_told(tmp_path):
+def test_of_a_record_closed_between_steps_the_last_word_is_told(tmp_path, monkeypatch):
     """Rank 1 ended its last step at 31 ms and closed its record at an unknown time after it."""
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "GPU-01", "", "", "")))
     record(tmp_path, 0, last_ms=300, closed=False, node=node())
     record(tmp_path, 1, last_ms=31, closed=True, node=node(), cut=False)
     found = said(answer(tmp_path, exit_code=1))
     assert found["rank.ended_first"] == (
-        f"The record of rank 1 (pid 101 on {node()}) ends first, in order, in step 2: rank 0 went "
-        "on for 0.3 s and more."
+        "The record of rank 1 (pid 101 on GPU-01) ends first, in order, in step 2: rank 0 went on "
+        "for 0.3 s and more."
     )
     assert "after the record of rank 1 had ended" in found["rank.ended_after"]
     record(tmp_path, 0, last_ms=120, closed=False, node=node())  # 89 ms: may be anything

@@ -100,13 +100,13 @@ def _by_records(ranks: Sequence[RankState]) -> FirstEnd | None:
     one_clock = len({rank.node for rank in ranks}) == 1
     if gap <= (0 if sure and one_clock else _UNSURE_NS) or not (sure or gone):
         return None
-    name = f"Rank {first.rank} (pid {first.pid} on {first.node})"
+    who = f"rank {first.rank} (pid {first.pid} on {first.node})"
     which = "the last sign of life of" if nearest.process == "gone" else "the end of"
     sentence = (
-        f"{name} was the first to end: it closed its record{_where(first)}, {_seconds(gap)} before "
-        f"{which} rank {nearest.rank}{', the next' if len(others) > 1 else ''}."
+        f"R{who[1:]} was the first to end: it closed its record{_where(first)}, "
+        f"{_seconds(gap)} before {which} rank {nearest.rank}{', the next' if len(others) > 1 else ''}."
         if sure
-        else f"The record of {name.lower()} ends first, in order,{_where(first)}: "
+        else f"The record of {who} ends first, in order,{_where(first)}: "
         f"{few_ranks([rank.rank for rank in others])} went on for {_seconds(gap)} and more."
     )
     return FirstEnd(
