@@ -102,9 +102,10 @@ def _by_records(ranks: Sequence[RankState]) -> FirstEnd | None:
         return None
     who = f"rank {first.rank} (pid {first.pid} on {first.node})"
     which = "the last sign of life of" if nearest.process == "gone" else "the end of"
+    which += f" rank {nearest.rank}{', the next' if len(others) > 1 else ''}"
     sentence = (
         f"R{who[1:]} was the first to end: it closed its record{_where(first)}, "
-        f"{_seconds(gap)} before {which} rank {nearest.rank}{', the next' if len(others) > 1 else ''}."
+        f"{_seconds(gap)} before {which}."
         if sure
         else f"The record of {who} ends first, in order,{_where(first)}: "
         f"{few_ranks([rank.rank for rank in others])} went on for {_seconds(gap)} and more."
