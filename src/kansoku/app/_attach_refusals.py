@@ -3,10 +3,10 @@
 import errno
 import os
 import platform
-import re
 import sys
 from pathlib import Path
 
+from kansoku.app._capabilities import capabilities
 from kansoku.capture.attach import BpfError, Observer
 from kansoku.errors import InputError, PlatformError
 
@@ -17,17 +17,14 @@ _FORBIDDEN = (
     "the capabilities needed are there: a sandbox, a security module (SELinux, AppArmor, Yama), "
     "kernel lockdown or another user namespace forbids it; try outside the container"
 )
-_SYS_PTRACE, _SYS_ADMIN, _PERFMON, _BPF = (1 << bit for bit in (19, 21, 38, 39))
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def remedy() -> str:
     """Say what to do about a refusal: by the capabilities that we have."""
-    status = Path("/proc/self/status").read_bytes()
-    found = re.search(rb"^CapEff:\s+([0-9a-f]+)$", status, re.MULTILINE)
-    held = int(found[1], 16) if found else 0
-    enough = held & _SYS_PTRACE and (held & _SYS_ADMIN or (held & _PERFMON and held & _BPF))
-    return _FORBIDDEN if enough else _REMEDY
+    held = capabilities(Path("/proc/self/status").read_text(encoding="utf-8", errors="replace"))
+    loads = "CAP_SYS_ADMIN" in held or held >= {"CAP_PERFMON", "CAP_BPF"}
+    return _FORBIDDEN if loads and "CAP_SYS_PTRACE" in held else _REMEDY
 
 
 def refused(pid: int, error: OSError) -> str:

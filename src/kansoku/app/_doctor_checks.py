@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kansoku.app._capabilities import CAPABILITIES, capabilities
 from kansoku.app._doctor_compilers import working_compiler
 from kansoku.app.store import default_store
 from kansoku.capture.payload import building
@@ -32,8 +33,6 @@ _STORE_WANTED = 5 * GIB
 _FILES_WANTED = 4096
 _NETWORK_FILESYSTEMS = {"nfs", "nfs4", "lustre", "beegfs", "gpfs", "ceph", "cifs"}
 _SYS_BPF = {"x86_64": 321, "aarch64": 280}
-_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_SYSLOG": 34,
-                 "CAP_PERFMON": 38, "CAP_BPF": 39}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,19 +137,10 @@ def check_compiler(situation: Situation) -> Iterable[Check]:
     )  # fmt: skip
 
 
-def capabilities(status: str) -> set[str]:
-    """Return the capabilities in the text of /proc/self/status."""
-    mask = 0
-    for line in status.splitlines():
-        if line.startswith("CapEff:"):
-            mask = int(line.split()[1], 16)
-    return {name for name, bit in _CAPABILITIES.items() if mask >> bit & 1}
-
-
 def check_rights(situation: Situation) -> Iterable[Check]:
     """Root or the capabilities that stand for it."""
     have = capabilities(situation.machine.read("/proc/self/status") or "")
-    missing = sorted(set(_CAPABILITIES) - have)
+    missing = sorted(set(CAPABILITIES) - have)
     yield Check(
         name="rights", area="capture", state="limited" if missing else "ok",
         found=f"without {', '.join(missing)}" if missing else "root",

@@ -7,20 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["make_ring_dir", "refusal", "write_in_place"]
+__all__ = ["make_ring_dir", "refusal", "write_facts", "write_in_place"]
 
 _PROBE_BYTES = 64 << 10
 
 
 def make_ring_dir(folder: Path) -> None:
-    """Make the folder for rings, beside those of other users; not where it cannot be made."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if folder.parent.stat().st_uid == os.getuid():
-            folder.parent.chmod(0o1777)  # several users of one node, as in /tmp
-        folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError:
-        return  # the recorder will find the same, and run without a ring
+    """Make the folder for rings, beside those of other users. Raise OSError where it cannot be."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.parent.stat().st_uid == os.getuid():
+        folder.parent.chmod(0o1777)  # several users of one node, as in /tmp
+    folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def refusal(folder: Path) -> str | None:
@@ -34,6 +31,18 @@ def refusal(folder: Path) -> str | None:
         with contextlib.suppress(OSError):
             probe.unlink(missing_ok=True)
     return None
+
+
+def write_facts(out: Path, facts: Mapping[str, Any]) -> None:
+    """Write ``run.json``. Raise OSError where it cannot be; nothing partial is left."""
+    partial = out / f".run.json.{os.getpid()}"
+    try:
+        partial.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        partial.replace(out / "run.json")
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
 
 
 def write_in_place(file: Path, facts: Mapping[str, Any]) -> bool:

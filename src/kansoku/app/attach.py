@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import json
 import os
 import re
 import secrets
@@ -22,7 +21,7 @@ from kansoku.app._attach_refusals import (
     remedy,
     unwritable,
 )
-from kansoku.app._run_files import make_ring_dir, refusal, write_in_place
+from kansoku.app._run_files import make_ring_dir, refusal, write_facts, write_in_place
 from kansoku.capture.attach import Observer, Process, Watched, descendants
 from kansoku.capture.attach.probes import library_of
 from kansoku.capture.attach.slurm import cgroup_job, parse_listpids
@@ -173,10 +172,7 @@ class _Copies(Drain):
         copy.poll()
         if copy.failed:
             return False
-        still_open = sum(len(spans) for spans in copy.open)
         try:
-            # What a full disk takes of a write is no error: ask for all room before.
-            os.posix_fallocate(copy.file, 0, copy.size + still_open * ring.RECORD_BYTES)
             copy.finish()
         except OSError:
             return False
@@ -311,11 +307,10 @@ class _Session:
         try:
             self.out.mkdir(parents=True, exist_ok=True)
             make_ring_dir(self.ring_dir)
-            self.ring_dir.mkdir(mode=0o700, exist_ok=True)  # where it could not be made: says why
         except OSError as error:
             raise unwritable("a folder", error, Path(error.filename or self.out)) from error
         try:
-            self._write()
+            write_facts(self.out, self.facts)
         except OSError as error:
             raise unwritable("run.json", error, self.out) from error
         self._find()
@@ -331,21 +326,10 @@ class _Session:
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
-    def _write(self) -> None:
-        """Write ``run.json``. Raise OSError where it cannot be; nothing partial is left."""
-        partial = self.out / f".run.json.{os.getpid()}"
-        try:
-            partial.write_text(json.dumps(self.facts, indent=1), encoding="utf-8")
-            partial.replace(self.out / "run.json")
-        except OSError:
-            with contextlib.suppress(OSError):
-                partial.unlink()
-            raise
-
     def write_end(self) -> bool:
         """Write how it ended, over what is there where the disk is full; say whether it was."""
         try:
-            self._write()
+            write_facts(self.out, self.facts)
         except OSError as error:
             file = self.out / "run.json"
             if write_in_place(file, self.facts) or write_in_place(

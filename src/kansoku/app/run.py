@@ -1,7 +1,6 @@
 """Run a job under observation: ``kansoku run``."""
 
 import contextlib
-import json
 import logging
 import os
 import secrets
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kansoku.app._processes import still_runs
-from kansoku.app._run_files import make_ring_dir, refusal, write_in_place
+from kansoku.app._run_files import make_ring_dir, refusal, write_facts, write_in_place
 from kansoku.app._run_live import LiveLine
 from kansoku.app.cpu_peak import measure_cpu_peak
 from kansoku.app.resources import watched_resources
@@ -143,13 +142,9 @@ class _Launch:
         """Write ``run.json``; False where it could not be."""
         if not self.writes_json:
             return True
-        partial = self.out / f".run.json.{os.getpid()}"
         try:
-            partial.write_text(json.dumps(self.facts, indent=1), encoding="utf-8")
-            partial.replace(self.out / "run.json")
+            write_facts(self.out, self.facts)
         except OSError as error:  # a full disk must not end the job
-            with contextlib.suppress(OSError):
-                partial.unlink()
             if write_in_place(self.out / "run.json", self.facts):
                 return True
             self.miss(f"run.json could not be written: {error.strerror}")
@@ -303,7 +298,8 @@ def _prepare(command: Sequence[str], out: Path | None, base: dict[str, str]) -> 
         ) from error
     node = base.get("KANSOKU_NODE") or os.uname().nodename
     ring_dir = Path(base.get("KANSOKU_RING_DIR") or "/dev/shm/kansoku") / run_id  # noqa: S108
-    make_ring_dir(ring_dir)
+    with contextlib.suppress(OSError):  # the recorder will find the same, and run without a ring
+        make_ring_dir(ring_dir)
     facts = {
         "schema": "kansoku.run/1",
         "run": run_id,

@@ -490,11 +490,10 @@ def queue_rows(resources: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def cut_steps(spans: pl.DataFrame) -> dict[int, int]:
-    """Return how many steps of each rank were closed because the recording ended, not the step."""
+def cut_steps(spans: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps that were closed because the recording ended, not the step."""
     cut = spans.filter((pl.col("kind") == "step") & pl.col("duration_ns").is_not_null())
-    cut = cut.filter(_flag("incomplete") & pl.col("rank").is_not_null())
-    return dict(cut.group_by("rank").len().iter_rows())
+    return cut.filter(_flag("incomplete") & pl.col("rank").is_not_null())
 
 
 def gc_rows(spans: pl.DataFrame) -> pl.DataFrame:

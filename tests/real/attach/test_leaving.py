@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.labs.stand_ins import build_job
 
 from kansoku.app.attach import attach
 from kansoku.errors import InputError, PlatformError
 from kansoku.formats.run_directory import read_run
 
 pytestmark = pytest.mark.real
-SOURCES = Path(__file__).parents[2] / "labs" / "fake_cuda"
 ROUNDS = 10
 COLLECTIVES = 3 * ROUNDS
 
@@ -24,20 +24,7 @@ COLLECTIVES = 3 * ROUNDS
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
     """A job without torch: it waits for a line, makes its calls for 0.5 s, and exits with 3."""
-    folder = tmp_path_factory.mktemp("program")
-    libraries = []
-    for macro, name in (("NCCL", "libnccl.so.2"), ("CUDART", "libcudart.so.12"),
-                        ("CUDA", "libcuda.so.1")):  # fmt: skip
-        libraries.append(folder / name)
-        subprocess.run(
-            ["cc", "-O1", "-shared", "-fPIC", f"-D{macro}", "-o", folder / name,
-             SOURCES / "library.c"], check=True,
-        )  # fmt: skip
-    subprocess.run(
-        ["cc", "-O1", "-o", folder / "job", SOURCES / "job.c", *libraries,
-         f"-Wl,-rpath,{folder}"], check=True,
-    )  # fmt: skip
-    return folder / "job"
+    return build_job(tmp_path_factory.mktemp("program"))
 
 
 @pytest.fixture

@@ -3,40 +3,21 @@
 import errno
 import os
 import subprocess
-from pathlib import Path
 
 import polars as pl
 import pytest
+from tests.labs.stand_ins import build_job
 
 from kansoku.app.attach import attach
 from kansoku.errors import PlatformError
 from kansoku.formats.run_directory import read_run
 
 pytestmark = pytest.mark.real
-SOURCES = Path(__file__).parents[2] / "labs" / "fake_cuda"
-
-
-def build(folder):
-    for macro, name in (
-        ("NCCL", "libnccl.so.2"),
-        ("CUDART", "libcudart.so.12"),
-        ("CUDA", "libcuda.so.1"),
-    ):
-        subprocess.run(
-            ["cc", "-O1", "-shared", "-fPIC", f"-D{macro}", "-o", folder / name,
-             SOURCES / "library.c"], check=True,
-        )  # fmt: skip
-    libraries = [folder / n for n in ("libnccl.so.2", "libcudart.so.12", "libcuda.so.1")]
-    subprocess.run(
-        ["cc", "-O1", "-o", folder / "job", SOURCES / "job.c", *libraries,
-         f"-Wl,-rpath,{folder}"], check=True,
-    )  # fmt: skip
-    return folder / "job"
 
 
 def test_calls_of_a_job_without_torch(tmp_path):
     job = subprocess.Popen(
-        [build(tmp_path)],
+        [build_job(tmp_path)],
         stdin=subprocess.PIPE,
         env={**os.environ, "RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4"},
     )
@@ -81,7 +62,7 @@ def test_only_what_calls_has_a_ring_and_that_until_it_ends(tmp_path, monkeypatch
         (sleep 1; echo) | "$0"; code=$?
         sleep 1; exit $code
     """
-    job = subprocess.Popen(["bash", "-c", script, build(tmp_path)])
+    job = subprocess.Popen(["bash", "-c", script, build_job(tmp_path)])
     seen = []
 
     def look():
@@ -105,7 +86,7 @@ def test_no_room_for_a_ring_is_said_and_the_job_goes_on(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    job = subprocess.Popen([build(tmp_path)], stdin=subprocess.PIPE)
+    job = subprocess.Popen([build_job(tmp_path)], stdin=subprocess.PIPE)
 
     def go(_line):
         if not job.stdin.closed:

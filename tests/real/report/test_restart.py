@@ -1,6 +1,5 @@
 """Under torchrun a rank is killed and started again, then one exits: what the report says of both."""
 
-import socket
 import subprocess
 import sys
 import textwrap
@@ -9,6 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from tests.labs.training import ROOT, bare_environment
+from tests.labs.victoria import free_port
 
 from kansoku.app.report import report
 from kansoku.trace.steps import process_of
@@ -42,12 +42,6 @@ while True:  # still at work when torchrun ends it
     inner(torch.ones(8, 64)).pow(2).mean().backward()
     time.sleep(0.01)
 """
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("localhost", 0))
-        return taken.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ def test_a_job_is_asked_for_again(monkeypatch):
 
 
 def status(capabilities):
-    return f"Name:\tpython\nCapEff:\t{capabilities:016x}\nCapBnd:\t000001ffffffffff\n".encode()
+    return f"Name:\tpython\nCapEff:\t{capabilities:016x}\nCapBnd:\t000001ffffffffff\n"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def status(capabilities):
     ],
 )
 def test_the_remedy_is_none_that_we_have(monkeypatch, capabilities, told):
-    monkeypatch.setattr(Path, "read_bytes", lambda _: status(capabilities))
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: status(capabilities))
     assert told in _attach_refusals.remedy()
 
 

@@ -12,7 +12,6 @@ from tests.labs.node_tree import make_node, write
 from kansoku.app._doctor_checks import (
     Check,
     Situation,
-    capabilities,
     check_compiler,
     check_kineto,
     check_ports,
@@ -207,12 +206,6 @@ def test_switches_of_the_recorder_are_seen(tmp_path):
 def test_another_owner_of_the_profiler_endpoint(tmp_path):
     write(tmp_path, "/proc/net/unix", "Num Path\n0000: 2 0 0 2 1 99 @dynolog\n")
     assert one(check_kineto(situation(tmp_path))).state == "limited"
-
-
-def test_capabilities_of_a_mask():
-    # 1 << 39 | 1 << 12
-    assert capabilities("Name:\tx\nCapEff:\t0000008000001000\n") == {"CAP_BPF", "CAP_NET_ADMIN"}
-    assert capabilities("") == set()
 
 
 def test_the_longest_mount_point_wins():

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -265,23 +266,34 @@ def test_cpu_time_is_asked_for_after_a_sleep_only(compiled):
     assert sum(close) > 0.7 * len(slept)
 
 
-_YIELD = "import os\nos.sched_setaffinity(0, {%d})\nprint(flush=True)\nwhile True: os.sched_yield()"
+@contextmanager
+def beside(work):
+    """Share one core with a process that does a statement over and over."""
+    before = os.sched_getaffinity(0)
+    core = min(before)
+    program = (
+        f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: {work}"
+    )
+    peer = None
+    try:
+        os.sched_setaffinity(0, {core})
+        peer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        peer.stdout.readline()
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+        if peer is not None:
+            peer.kill()
+            peer.communicate()
 
 
 @pytest.mark.parametrize("counted", [True, False])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_thread_that_lost_its_cpu_between_two_looks_used_no_negative_time(compiled, counted):
     """Within 20 us of a look it is taken to have kept its CPU; the next look knows better."""
-    before = os.sched_getaffinity(0)
     queue = phases.queue_file(threading.get_native_id()) if counted else -1
-    peer = None
-    try:
-        os.sched_setaffinity(0, {min(before)})
-        peer = subprocess.Popen(
-            [sys.executable, "-c", _YIELD % min(before)], stdout=subprocess.PIPE
-        )
-        peer.stdout.readline()
-        used = []
+    used = []
+    with beside("os.sched_yield()"):
         for _ in range(100):
             side = waiting_side(compiled, queue)
             for _ in range(10):
@@ -293,13 +305,8 @@ def test_a_thread_that_lost_its_cpu_between_two_looks_used_no_negative_time(comp
                 spin(7_000)
                 side.phases.close(span)
             used += [cpu for cpu, _ in phase_times(side)]
-    finally:
-        os.sched_setaffinity(0, before)
-        if counted:
-            os.close(queue)
-        if peer is not None:
-            peer.kill()
-            peer.communicate()
+    if counted:
+        os.close(queue)
     assert len(used) == 2000
     assert min(used) >= 0
 
@@ -320,26 +327,15 @@ def test_the_run_queue_is_read(tmp_path, compiled):
     assert values_a(side) == [7890123.0, 9890123.0, 9900000.0, 9950000.0]
 
 
-_SPIN = "import os, time\nos.sched_setaffinity(0, {%d})\nprint(flush=True)\nwhile True: pass"
-
-
 @pytest.mark.parametrize("counted", [True, False], ids=["counted", "kernel without counts"])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_wait_of_a_thread_that_shares_its_core_is_noted(compiled, counted, tmp_path):
     """It never gives up the CPU, yet is off it about half of the time: against the kernel's count."""
-    before = os.sched_getaffinity(0)
-    native = threading.get_native_id()
-    queue = phases.queue_file(native)
+    queue = phases.queue_file(threading.get_native_id())
     zeros = tmp_path / "schedstat"
     zeros.write_text("0 0 0\n")
     read = queue if counted else os.open(zeros, os.O_RDONLY)
-    spinner = None
-    try:
-        os.sched_setaffinity(0, {min(before)})
-        spinner = subprocess.Popen(
-            [sys.executable, "-c", _SPIN % min(before)], stdout=subprocess.PIPE
-        )
-        spinner.stdout.readline()
+    with beside("pass"):
         side = waiting_side(compiled, read)
         told, begin, used = [], phases._clock(), time.thread_time_ns()
         for _ in range(4):
@@ -348,12 +344,7 @@ def test_the_wait_of_a_thread_that_shares_its_core_is_noted(compiled, counted, t
             side.phases.close(span)
             told.append(int(os.pread(queue, 64, 0).split()[1]))
         wall, used = phases._clock() - begin, time.thread_time_ns() - used
-    finally:
-        os.close(queue)
-        os.sched_setaffinity(0, before)
-        if spinner is not None:
-            spinner.kill()
-            spinner.communicate()
+    os.close(queue)
     values = values_a(side)
     assert values == sorted(values)
     grew, kernel = values[-1] - values[0], told[-1] - told[0]

@@ -208,7 +208,7 @@ def _with_counters(run: LoadedRun, throughput: Throughput) -> Throughput:
         return throughput
     closed = dict(run.counters.filter(pl.col("kind") == "step").select("rank", "count").iter_rows())
     begun = max(closed.values(), default=0)
-    for rank, cut in cut_steps(run.spans).items():
+    for rank, cut in cut_steps(run.spans).group_by("rank").len().iter_rows():
         closed[rank] = closed.get(rank, cut) - cut
     counted = min(closed.values(), default=0)
     if counted <= throughput.complete_steps:

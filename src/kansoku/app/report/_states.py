@@ -18,7 +18,7 @@ from kansoku.trace.blackbox import (
     blocked_collectives,
     last_states,
 )
-from kansoku.trace.steps import process_of
+from kansoku.trace.steps import cut_steps, process_of
 
 __all__ = ["BlackBox", "RankState", "read_black_box"]
 
@@ -100,10 +100,8 @@ def _silent(process: ProcessState) -> LastState:
 
 def _closings(spans: pl.DataFrame) -> dict[int, int]:
     """Return when ranks closed their record: it cut off the step that they were in."""
-    cut = spans.filter((pl.col("kind") == "step") & pl.col("duration_ns").is_not_null())
-    cut = cut.filter(pl.col("attributes").str.contains('"incomplete":true', literal=True))
     end = pl.col("start_ns") + pl.col("duration_ns")
-    return dict(cut.group_by("rank").agg(end.max()).iter_rows())
+    return dict(cut_steps(spans).group_by("rank").agg(end.max()).iter_rows())
 
 
 def read_black_box(run: LoadedRun, *, now: Callable[[], int] = time.time_ns) -> BlackBox:

@@ -248,10 +248,6 @@ class Watched:
                 self.writer.set_state(ring.CLOSED)
         self.memory.close()
 
-    def replaced(self) -> bool:
-        """Say whether the process runs another program than the one that was taken up."""
-        return self.process.replaced(self.memory)
-
 
 class Observer:
     """Probes on any number of processes, one ring each."""
@@ -341,7 +337,7 @@ class Observer:
         if watched.ended:
             return
         ended = not watched.process.alive()
-        if ended or watched.replaced():
+        if ended or watched.process.replaced(watched.memory):
             watched.leaving = True
             for event in self._bpf.poll():  # its last words
                 self._take(event)

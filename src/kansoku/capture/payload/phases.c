@@ -67,7 +67,7 @@ struct Phases {
   uint64_t step_span;
   double tokens, flops;
   int64_t looked, cpu, told_cpu, queued, peak;  // see look
-  long slept, pushed;                 // voluntary and other context switches at the last look
+  long slept, pushed;                           // voluntary and other context switches at the last look
   int64_t ended, ended_cpu, updated, updated_cpu;
   Pairs late_spans, expected, stepped, nesting;  // (span, parent); ids; ids; (id, span)
   int keeps_late, ending;

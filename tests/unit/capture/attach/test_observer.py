@@ -207,18 +207,19 @@ def test_a_process_that_runs_another_program_is_taken_up_anew(tmp_path, monkeypa
         before = made.add(shell.pid)
         made.poll()
         assert made.watched[shell.pid] is before
-        assert (before.rank, before.replaced()) == (-1, False)
+        assert (before.rank, before.process.replaced(before.memory)) == (-1, False)
         shell.stdin.write(b"\n")
         shell.stdin.close()
         deadline = time.monotonic() + 30
-        while not before.replaced():
+        while not before.process.replaced(before.memory):
             assert time.monotonic() < deadline
         wait_for_program(shell.pid, "sleep")
         made.poll()
         after = made.watched[shell.pid]
         assert after is not before
         assert before.ended
-        assert (after.rank, after.world_size, after.replaced()) == (1, 2, False)
+        assert (after.rank, after.world_size) == (1, 2)
+        assert not after.process.replaced(after.memory)
         assert after.book.late is False  # it did not train before
         code = next(m for m in after.process.mappings() if m.path.endswith("/sleep"))
         assert after.memory.read(code.start, 4) == b"\x7fELF"
